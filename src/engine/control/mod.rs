@@ -1,0 +1,1 @@
+//! Who is hot, and what to do about it.
