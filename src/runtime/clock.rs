@@ -54,6 +54,12 @@ impl Clock {
         }
     }
 
+    /// True for a clock that [`Clock::set`] moves.
+    #[must_use]
+    pub fn is_manual(&self) -> bool {
+        matches!(self.0, Source::Manual(_))
+    }
+
     /// How long this machine was suspended since it booted; zero for a manual clock. The monotonic
     /// clock stands still while a machine sleeps, the values in a cache do not.
     #[must_use]
@@ -112,10 +118,4 @@ pub(crate) fn spawn_thread(
     f: impl FnOnce() + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name(name.into()).spawn(f)
-}
-
-/// Blocks this thread.
-#[expect(clippy::disallowed_methods, reason = "the place that waits")]
-pub(crate) fn sleep_thread(d: Duration) {
-    std::thread::sleep(d);
 }

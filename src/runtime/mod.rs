@@ -11,7 +11,7 @@ mod thread;
 mod tokio;
 
 pub use clock::Clock;
-pub(crate) use clock::{sleep_thread, spawn_thread, wall_seed};
+pub(crate) use clock::{spawn_thread, wall_seed};
 pub use thread::ThreadRuntime;
 #[cfg(feature = "tokio")]
 pub use tokio::TokioRuntime;

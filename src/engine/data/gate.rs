@@ -85,6 +85,20 @@ pub struct Tally {
     pub timed_out: u64,
 }
 
+impl std::ops::AddAssign for Tally {
+    fn add_assign(&mut self, other: Tally) {
+        self.loads += other.loads;
+        self.joined += other.joined;
+        self.overlapped += other.overlapped;
+        self.handed_over += other.handed_over;
+        self.late += other.late;
+        self.bypassed += other.bypassed;
+        self.writes += other.writes;
+        self.unknown += other.unknown;
+        self.timed_out += other.timed_out;
+    }
+}
+
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Record<W> {
     hash: u64,
@@ -148,6 +162,14 @@ impl<W> Default for Gate<W> {
 }
 
 impl<W: Clone> Gate<W> {
+    /// Writes of `key` under way, and until when a write of unknown outcome keeps it uncacheable.
+    #[must_use]
+    pub fn writes_of(&self, hash: u64, key: &[u8]) -> (u32, Tick) {
+        let own = self.find(hash, key).map(|at| &self.records[at]);
+        let (writes, until) = own.map_or((0, Tick::ZERO), |r| (r.writes, r.unknown_until));
+        (writes + self.crowded_writes, until.max(self.crowded_until))
+    }
+
     /// What this gate has seen.
     #[must_use]
     pub fn tally(&self) -> Tally {
@@ -176,7 +198,13 @@ impl<W: Clone> Gate<W> {
         self.records.iter().position(|r| r.hash == hash && r.key.as_bytes() == key)
     }
 
-    fn find_or_insert(&mut self, hash: u64, key: &Key, now: Tick, limits: &Limits) -> Option<usize> {
+    fn find_or_insert(
+        &mut self,
+        hash: u64,
+        key: &Key,
+        now: Tick,
+        limits: &Limits,
+    ) -> Option<usize> {
         if let Some(at) = self.find(hash, key) {
             return Some(at);
         }
@@ -224,9 +252,11 @@ impl<W: Clone> Gate<W> {
         };
         let id = self.fresh_id();
         let record = &mut self.records[at];
-        let joinable = record.flights.iter_mut().rev().find(|f| {
-            f.joinable && f.epoch == epoch && f.started >= want.not_before
-        });
+        let joinable = record
+            .flights
+            .iter_mut()
+            .rev()
+            .find(|f| f.joinable && f.epoch == epoch && f.started >= want.not_before);
         if let Some(flight) = joinable {
             if flight.waiters.len() >= limits.waiters {
                 self.tally.bypassed += 1;
@@ -250,21 +280,26 @@ impl<W: Clone> Gate<W> {
         Arrival::Wait(id)
     }
 
-    /// A load that nobody waits for, to replace a value that has become stale; `None` when one
-    /// runs already or the table is full.
+    /// A load in the background, to replace a value that has become stale; `None` when one runs
+    /// already or the table is full. `waiter` is the task that runs it: it must learn of a time
+    /// limit.
     pub fn refresh(
         &mut self,
         (hash, key): (u64, &Key),
         (now, epoch): (Tick, u64),
+        waiter: W,
         limits: &Limits,
-    ) -> Option<FlightId> {
+    ) -> Option<(FlightId, WaiterId)> {
         let at = self.find_or_insert(hash, key, now, limits)?;
         let record = &self.records[at];
         let running = record.flights.iter().any(|f| f.joinable && f.epoch == epoch);
         if running || record.flights.len() >= FLIGHTS_PER_KEY {
             return None;
         }
-        Some(self.launch(at, now, epoch, Waiters::default()))
+        let id = self.fresh_id();
+        let mut waiters = Waiters::default();
+        waiters.push(id, waiter);
+        Some((self.launch(at, now, epoch, waiters), id))
     }
 
     fn launch(&mut self, at: usize, now: Tick, epoch: u64, waiters: Waiters<W>) -> FlightId {

@@ -59,13 +59,7 @@ impl Policy {
     /// `ttl_left` is the store's own expiry as it was reported at some point after `started`, so
     /// `started + ttl_left` is no later than the true expiry. `dice` is any 64 random bits.
     #[must_use]
-    pub fn ages(
-        &self,
-        started: Tick,
-        ttl_left: Option<Duration>,
-        absent: bool,
-        dice: u64,
-    ) -> Ages {
+    pub fn ages(&self, started: Tick, ttl_left: Option<Duration>, absent: bool, dice: u64) -> Ages {
         let fresh = if absent { self.absent_fresh } else { self.fresh };
         let stale = if absent { self.absent_stale() } else { self.stale };
         let limit = ttl_left.map_or(stale, |ttl| ttl.min(stale)).saturating_sub(self.resolution);

@@ -319,8 +319,7 @@ impl World {
     }
 
     fn lose(&mut self, slot: Option<WriteSlot>, mutant: Mutant) {
-        let quarantine =
-            if mutant == Mutant::NoQuarantine { Duration::ZERO } else { QUARANTINE };
+        let quarantine = if mutant == Mutant::NoQuarantine { Duration::ZERO } else { QUARANTINE };
         if mutant != Mutant::EndsEarly {
             self.end_write(slot, Some(Outcome::Unknown), quarantine);
         }

@@ -1,0 +1,285 @@
+//! How a handle is built: one options struct per mechanism, checked when everything is known.
+
+use crate::engine::data::near::Policy;
+use crate::error::{Error, Result};
+use crate::heatsink::Heatsink;
+use crate::runtime::{self, Runtime};
+use crate::store::{DynStore, Store};
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long and how much the near cache keeps.
+///
+/// # Example
+/// ```
+/// # use heatsink::NearCache;
+/// # use std::time::Duration;
+/// let near = NearCache::new().fresh(Duration::from_millis(500)).stale(Duration::from_secs(2));
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct NearCache {
+    pub(crate) fresh: Duration,
+    pub(crate) stale: Duration,
+    pub(crate) absent: Duration,
+    pub(crate) jitter_permille: u16,
+    pub(crate) cool_down: Duration,
+    pub(crate) bytes_max: usize,
+    pub(crate) value_bytes_max: usize,
+    pub(crate) keys_max: usize,
+}
+
+impl Default for NearCache {
+    fn default() -> NearCache {
+        NearCache {
+            fresh: Duration::from_secs(1),
+            stale: Duration::from_secs(3),
+            absent: Duration::from_millis(250),
+            jitter_permille: 100,
+            cool_down: Duration::from_millis(200),
+            bytes_max: 64 << 20,
+            value_bytes_max: 1 << 20,
+            keys_max: 4096,
+        }
+    }
+}
+
+impl NearCache {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> NearCache {
+        NearCache::default()
+    }
+
+    /// Age, from the start of its load, up to which a hot value is served as it is.
+    /// Default: 1 s.
+    #[must_use]
+    pub fn fresh(mut self, fresh: Duration) -> NearCache {
+        self.fresh = fresh;
+        self
+    }
+
+    /// Age up to which a hot value may be served while it is loaded again. Nothing older is ever
+    /// served. Default: 3 s.
+    #[must_use]
+    pub fn stale(mut self, stale: Duration) -> NearCache {
+        self.stale = stale;
+        self
+    }
+
+    /// The fresh time of "there is no such key". Default: 250 ms.
+    #[must_use]
+    pub fn absent(mut self, absent: Duration) -> NearCache {
+        self.absent = absent;
+        self
+    }
+
+    /// By how many thousandths the fresh time varies in both directions, drawn once per load.
+    /// Default: 100.
+    #[must_use]
+    pub fn jitter_permille(mut self, permille: u16) -> NearCache {
+        self.jitter_permille = permille;
+        self
+    }
+
+    /// Pause between two failing refreshes of one key, while a stale value can be served.
+    /// Default: 200 ms.
+    #[must_use]
+    pub fn cool_down(mut self, pause: Duration) -> NearCache {
+        self.cool_down = pause;
+        self
+    }
+
+    /// Bytes that all hot values, their keys and their bookkeeping may take together; a value that
+    /// does not fit is not cached. Default: 64 MiB.
+    #[must_use]
+    pub fn bytes_max(mut self, bytes: usize) -> NearCache {
+        self.bytes_max = bytes;
+        self
+    }
+
+    /// Larger values are not cached. Default: 1 MiB.
+    #[must_use]
+    pub fn value_bytes_max(mut self, bytes: usize) -> NearCache {
+        self.value_bytes_max = bytes;
+        self
+    }
+
+    /// Hot keys at most. Default: 4,096.
+    #[must_use]
+    pub fn keys_max(mut self, keys: usize) -> NearCache {
+        self.keys_max = keys;
+        self
+    }
+
+    fn check(&self) -> Result<()> {
+        let wrong = if self.fresh.is_zero() {
+            "NearCache::fresh is zero; to cache nothing, pin nothing and use Read::latest()"
+        } else if self.stale < self.fresh {
+            "NearCache::stale is below NearCache::fresh"
+        } else if self.absent > self.stale {
+            "NearCache::absent is above NearCache::stale"
+        } else if self.jitter_permille > 1000 {
+            "NearCache::jitter_permille is above 1000"
+        } else if self.keys_max > 65_536 {
+            "NearCache::keys_max is above 65536"
+        } else {
+            return Ok(());
+        };
+        Err(Error::config(wrong))
+    }
+}
+
+/// Limits of loads and of those who wait for them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Loads {
+    pub(crate) timeout: Duration,
+    pub(crate) waiters_max: usize,
+}
+
+impl Default for Loads {
+    fn default() -> Loads {
+        Loads { timeout: Duration::from_secs(10), waiters_max: 100_000 }
+    }
+}
+
+impl Loads {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Loads {
+        Loads::default()
+    }
+
+    /// A load that takes longer ends with an error for all who wait for it. Checked ten times a
+    /// second. Default: 10 s.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Loads {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Callers that wait for one load at most; one more goes to the store by itself.
+    /// Default: 100,000.
+    #[must_use]
+    pub fn waiters_max(mut self, waiters: usize) -> Loads {
+        self.waiters_max = waiters;
+        self
+    }
+}
+
+/// The checked options, as the shell uses them.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) near: NearCache,
+    pub(crate) loads: Loads,
+    pub(crate) policy: Policy,
+    pub(crate) seed: u64,
+    /// Handles per hot entry: a power of two, at least the number of cores.
+    pub(crate) stripes: usize,
+}
+
+/// Builds a [`Heatsink`]. Start with [`Heatsink::builder`].
+///
+/// # Example
+/// ```
+/// # use heatsink::{Heatsink, NearCache, store::MemoryStore};
+/// # use std::time::Duration;
+/// let hs = Heatsink::builder(MemoryStore::new(8))
+///     .near(NearCache::new().fresh(Duration::from_millis(500)))
+///     .build()?;
+/// # Ok::<(), heatsink::Error>(())
+/// ```
+#[must_use]
+pub struct Builder {
+    store: Arc<dyn DynStore>,
+    near: NearCache,
+    loads: Loads,
+    runtime: Option<Arc<dyn Runtime>>,
+    seed: Option<u64>,
+    cores: Option<NonZeroUsize>,
+}
+
+impl Builder {
+    pub(crate) fn new(store: impl Store) -> Builder {
+        Builder {
+            store: Arc::new(store),
+            near: NearCache::default(),
+            loads: Loads::default(),
+            runtime: None,
+            seed: None,
+            cores: None,
+        }
+    }
+
+    /// How long and how much the near cache keeps.
+    pub fn near(mut self, near: NearCache) -> Builder {
+        self.near = near;
+        self
+    }
+
+    /// Limits of loads.
+    pub fn loads(mut self, loads: Loads) -> Builder {
+        self.loads = loads;
+        self
+    }
+
+    /// Where tasks run and what the time is. Default: follows the caller (tokio where one is
+    /// running, else threads of heatsink's own).
+    pub fn runtime(mut self, runtime: Arc<dyn Runtime>) -> Builder {
+        self.runtime = Some(runtime);
+        self
+    }
+
+    /// The seed of all randomness, for tests. Default: differs from process to process.
+    pub fn seed(mut self, seed: u64) -> Builder {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// How many threads are expected to read hot keys at the same time. Default: the number of
+    /// cores.
+    pub fn cores(mut self, cores: NonZeroUsize) -> Builder {
+        self.cores = Some(cores);
+        self
+    }
+
+    /// Checks the options and starts the handle. Opens no connection and never panics.
+    ///
+    /// # Errors
+    /// [`Config`](crate::ErrorKind::Config) names the options that contradict each other.
+    pub fn build(self) -> Result<Heatsink> {
+        self.near.check()?;
+        if self.loads.timeout.is_zero() || self.loads.waiters_max == 0 {
+            return Err(Error::config("Loads::timeout and Loads::waiters_max must not be zero"));
+        }
+        let runtime = self.runtime.unwrap_or_else(runtime::ambient);
+        let cores = self.cores.or_else(|| std::thread::available_parallelism().ok());
+        let cores = cores.map_or(4, NonZeroUsize::get);
+        let near = &self.near;
+        let policy = Policy {
+            fresh: near.fresh,
+            stale: near.stale,
+            absent_fresh: near.absent,
+            jitter_permille: near.jitter_permille,
+            cool_down: near.cool_down,
+            resolution: runtime.clock().resolution(),
+        };
+        let options = Options {
+            policy,
+            near: self.near,
+            loads: self.loads,
+            seed: self.seed.unwrap_or_else(runtime::wall_seed),
+            stripes: cores.next_power_of_two().min(64),
+        };
+        Heatsink::start(options, self.store, runtime)
+    }
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder").field("near", &self.near).field("loads", &self.loads).finish()
+    }
+}

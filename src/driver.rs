@@ -1,0 +1,185 @@
+//! The driver: a thread of our own that takes samples and timers and carries out what the engine
+//! decides. No request ever waits for it; if it stalls, the index expires and every handle behaves
+//! like the bare client.
+
+use crate::engine::time::Tick;
+use crate::error::{Error, Result};
+use crate::runtime::{self, Runtime};
+use crate::shared::Shared;
+use crate::stats::Books;
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Between two turns: a verdict waits this long at most, and an idle process wakes this often.
+const TURN: Duration = Duration::from_millis(10);
+
+/// Between two walks over the gates for loads that have run into the time limit.
+const SWEEP: Duration = Duration::from_millis(100);
+
+/// The index outlives the driver's last turn by this much.
+const INDEX_LEASE: Duration = Duration::from_secs(2);
+
+/// Samples that the driver takes in per second; beyond that, one in more requests is sampled.
+const SAMPLES_PER_SEC: u64 = 20_000;
+
+/// A difference between two clocks that cannot be anything but a suspended machine.
+const SUSPENDED: Duration = Duration::from_millis(500);
+
+/// The running driver of one instance.
+pub(crate) struct DriverHandle {
+    stopped: Arc<AtomicBool>,
+    stalled: Arc<AtomicBool>,
+    /// Dropping it wakes the thread.
+    wake: Mutex<Option<Sender<()>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl DriverHandle {
+    pub(crate) fn start(shared: &Arc<Shared>) -> Result<DriverHandle> {
+        let stopped = Arc::new(AtomicBool::new(false));
+        let stalled = Arc::new(AtomicBool::new(false));
+        let (wake, woken) = bounded(0);
+        let mut driver = Driver::new(shared, stopped.clone(), stalled.clone());
+        let thread = if cfg!(heatsink_shuttle) {
+            shared.extend_index(Tick::MAX);
+            None
+        } else if shared.clock.is_manual() {
+            driver.turn();
+            let runtime = shared.runtime.clone();
+            shared.runtime.spawn(Box::pin(driver.run_on(runtime)));
+            None
+        } else {
+            driver.turn();
+            let run = move || {
+                while driver.turn() && woken.recv_timeout(TURN) == Err(RecvTimeoutError::Timeout) {}
+            };
+            let thread = runtime::spawn_thread("heatsink-driver", run);
+            Some(
+                thread
+                    .map_err(|e| Error::config("the driver thread did not start").with_source(e))?,
+            )
+        };
+        let (wake, thread) = (Mutex::new(Some(wake)), Mutex::new(thread));
+        Ok(DriverHandle { stopped, stalled, wake, thread })
+    }
+
+    pub(crate) fn stop(&self, shared: &Shared) {
+        self.stopped.store(true, Ordering::Release);
+        self.wake.lock().take();
+        if let Some(thread) = self.thread.lock().take() {
+            let _ = thread.join();
+        }
+        shared.extend_index(Tick::ZERO);
+    }
+
+    #[cfg(feature = "testing")]
+    pub(crate) fn stall(&self, stalled: bool) {
+        self.stalled.store(stalled, Ordering::Release);
+    }
+}
+
+impl Drop for DriverHandle {
+    fn drop(&mut self) {
+        self.stopped.store(true, Ordering::Release);
+        self.wake.lock().take();
+        let _ = &self.stalled;
+    }
+}
+
+struct Driver {
+    shared: Weak<Shared>,
+    stopped: Arc<AtomicBool>,
+    stalled: Arc<AtomicBool>,
+    swept: Tick,
+    suspended: Duration,
+    /// Samples and drops since the sampling rate was last looked at.
+    taken: u64,
+    dropped: u64,
+    rated: Tick,
+}
+
+impl Driver {
+    fn new(shared: &Arc<Shared>, stopped: Arc<AtomicBool>, stalled: Arc<AtomicBool>) -> Driver {
+        Driver {
+            shared: Arc::downgrade(shared),
+            stopped,
+            stalled,
+            swept: Tick::ZERO,
+            suspended: shared.clock.suspended(),
+            taken: 0,
+            dropped: 0,
+            rated: shared.clock.now(),
+        }
+    }
+
+    async fn run_on(mut self, runtime: Arc<dyn Runtime>) {
+        while self.turn() {
+            runtime.sleep(TURN).await;
+        }
+    }
+
+    /// One turn; false when the instance is gone.
+    fn turn(&mut self) -> bool {
+        let Some(shared) = self.shared.upgrade() else { return false };
+        if self.stopped.load(Ordering::Acquire) {
+            return false;
+        }
+        if self.stalled.load(Ordering::Acquire) {
+            return true;
+        }
+        let now = shared.clock.now();
+        self.take_samples(&shared);
+        self.adapt(&shared, now);
+        self.watch_for_suspend(&shared);
+        if now.since(self.swept) >= SWEEP {
+            self.swept = now;
+            shared.time_out();
+        }
+        shared.extend_index(now.after(INDEX_LEASE));
+        true
+    }
+
+    fn take_samples(&mut self, shared: &Shared) {
+        let mut books = shared.books.lock();
+        for sample in shared.sampler.drain() {
+            self.taken += 1;
+            books.enter(&sample);
+        }
+    }
+
+    /// Keeps the samples within their budget.
+    fn adapt(&mut self, shared: &Shared, now: Tick) {
+        let span = now.since(self.rated);
+        if span < SWEEP {
+            return;
+        }
+        let dropped = shared.sampler.dropped();
+        let came = self.taken + (dropped - self.dropped);
+        let requests = came as f64 * f64::from(shared.sampler.one_in());
+        let budget = SAMPLES_PER_SEC as f64 * span.as_secs_f64();
+        shared.sampler.set_one_in((requests / budget).ceil().clamp(1.0, 1e6) as u32);
+        (self.taken, self.dropped, self.rated) = (0, dropped, now);
+    }
+
+    /// The monotonic clock stands still while a machine sleeps; the cached values grow old.
+    fn watch_for_suspend(&mut self, shared: &Shared) {
+        let suspended = shared.clock.suspended();
+        if suspended.saturating_sub(self.suspended) > SUSPENDED {
+            shared.invalidate_all();
+        }
+        self.suspended = suspended;
+    }
+}
+
+impl std::fmt::Debug for DriverHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("DriverHandle")
+    }
+}
+
+/// What the samples add up to.
+pub(crate) type SharedBooks = Mutex<Books>;

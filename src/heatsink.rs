@@ -1,0 +1,660 @@
+//! The handle: what a service calls.
+
+use crate::call::{self, Call, Step, Ticket};
+use crate::cell::Entry;
+use crate::config::{Builder, Options};
+use crate::control::{Control, Explanation};
+use crate::driver::DriverHandle;
+use crate::engine::data::gate::WriteSlot;
+use crate::engine::data::near::Freshness;
+use crate::error::{Error, ErrorKind, Outcome, Result};
+use crate::key::Key;
+use crate::read::{From, JoinAll, Loadable, Read, within};
+use crate::runtime::{BoxFuture, Runtime};
+use crate::sample::Seen;
+use crate::shared::{Begin, Loaded, Shared};
+use crate::stats::Stats;
+use crate::store::{DynStore, Store};
+use crate::typed::{Codec, Typed};
+use crate::value::Value;
+use bytes::Bytes;
+use std::error::Error as StdError;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A store with the heat taken out of it. Cheap to clone; one word; no type parameters.
+///
+/// Once a key is hot, a read of it may be up to [`NearCache::stale`](crate::NearCache::stale) old
+/// (by default 1 s, and up to 3 s while it is being loaded again), and never older than a write
+/// that this process has finished. Every other key is read from the store, by one load at a time.
+///
+/// # Example
+/// ```
+/// use heatsink::{Heatsink, store::MemoryStore};
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let hs = Heatsink::new(MemoryStore::new(8))?;
+/// hs.put("post:9", "hello").await?;
+/// assert_eq!(hs.get("post:9").await?.unwrap(), b"hello");
+/// assert_eq!(hs.get("post:10").await?, None);
+/// # Ok::<(), heatsink::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Heatsink(Arc<Handle>);
+
+struct Handle {
+    shared: Arc<Shared>,
+    driver: DriverHandle,
+}
+
+/// How a value is written.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub struct Put {
+    pub(crate) ttl: Option<Duration>,
+}
+
+impl Put {
+    /// A value that does not expire.
+    #[must_use]
+    pub fn new() -> Put {
+        Put::default()
+    }
+
+    /// A value that expires after `ttl`.
+    #[must_use]
+    pub fn ttl(ttl: Duration) -> Put {
+        Put { ttl: Some(ttl) }
+    }
+}
+
+impl Heatsink {
+    /// Wraps `store` with all defaults.
+    ///
+    /// # Errors
+    /// None with the defaults of this version; see [`Builder::build`].
+    pub fn new(store: impl Store) -> Result<Heatsink> {
+        Heatsink::builder(store).build()
+    }
+
+    /// Wraps `store` with options.
+    pub fn builder(store: impl Store) -> Builder {
+        Builder::new(store)
+    }
+
+    pub(crate) fn start(
+        options: Options,
+        store: Arc<dyn DynStore>,
+        runtime: Arc<dyn Runtime>,
+    ) -> Result<Heatsink> {
+        let shared = Arc::new(Shared::new(options, store, runtime));
+        let driver = DriverHandle::start(&shared)?;
+        Ok(Heatsink(Arc::new(Handle { shared, driver })))
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.0.shared
+    }
+
+    /// The value under `key`, or `None`.
+    ///
+    /// # Staleness
+    /// A hot key: as old as [`NearCache`](crate::NearCache) allows. Any other: a value that the
+    /// store held at some point during a load that this call started or joined.
+    ///
+    /// # Cost
+    /// Store operations: 0 on a hit; at most 1 otherwise, shared by all who wait.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing: a load that this call runs goes on for the others.
+    ///
+    /// # Errors
+    /// Those of the store; [`Timeout`](ErrorKind::Timeout), [`Panicked`](ErrorKind::Panicked),
+    /// [`Recursive`](ErrorKind::Recursive).
+    #[inline]
+    pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        let key = key.as_ref();
+        let (hash, due) = self.observe(key);
+        if let Some(value) = self.hot(hash, key, None, due, false) {
+            return Ok(present(value));
+        }
+        self.read(hash, key, Read::new(), From::Store, due).await.map(present)
+    }
+
+    /// Like [`get`](Heatsink::get), with a deadline or a limit on the age.
+    ///
+    /// # Errors
+    /// Those of [`get`](Heatsink::get), and [`Deadline`](ErrorKind::Deadline): the load that the
+    /// call waited for goes on and fills the cache.
+    pub async fn get_with(&self, key: impl AsRef<[u8]>, read: Read) -> Result<Option<Value>> {
+        let key = key.as_ref();
+        let (hash, due) = self.observe(key);
+        if let Some(value) = self.hot(hash, key, read.max_age, due, false) {
+            return Ok(present(value));
+        }
+        self.read(hash, key, read, From::Store, due).await.map(present)
+    }
+
+    /// The values under `keys`, one result per key, in their order.
+    ///
+    /// # Cost
+    /// Store operations: one `get_many` for the keys that nobody is loading already.
+    ///
+    /// # Cancel safety
+    /// As [`get`](Heatsink::get).
+    ///
+    /// # Errors
+    /// Per key: a failing shard fails its own keys only.
+    pub async fn get_many<K: AsRef<[u8]>>(
+        &self,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Vec<Result<Option<Value>>> {
+        let shared = &self.0.shared;
+        let mut all = JoinAll::new();
+        let mut tickets = Vec::new();
+        let mut leader = None;
+        for key in keys {
+            let key = key.as_ref();
+            let (hash, due) = self.observe(key);
+            if let Some(value) = self.hot(hash, key, None, due, false) {
+                all.ready(Ok(value));
+                continue;
+            }
+            self.sampled(due, hash, key, Seen::Load);
+            let key = Key::copy(key);
+            let begun = if Shared::untracked(&key) {
+                Ok(Begin::Bypass)
+            } else {
+                shared.begin(hash, &key, None, false)
+            };
+            match begun {
+                Err(error) => all.ready(Err(error)),
+                Ok(Begin::Hit(value, due)) => {
+                    all.ready(Ok(value));
+                    self.refresh_if(due, hash, &key, From::Store);
+                }
+                Ok(Begin::Bypass) => all.alone(self.alone(key, From::Store)),
+                Ok(Begin::Wait(waiter, id, ticket)) => {
+                    let at = all.wait(Call::new(shared.clone(), (hash, key), waiter, id));
+                    if let Some(ticket) = ticket {
+                        leader.get_or_insert(at);
+                        tickets.push(ticket);
+                    }
+                }
+            }
+        }
+        if let Some(leader) = leader {
+            all.run(leader, self.batch(tickets));
+        }
+        all.await.into_iter().map(|r| r.map(present)).collect()
+    }
+
+    fn batch(&self, tickets: Vec<Ticket>) -> BoxFuture<'static, ()> {
+        let keys: Vec<Key> = tickets.iter().map(|t| t.key().clone()).collect();
+        let store = self.0.shared.store.clone();
+        let load = Box::pin(async move {
+            let all = store.get_many(keys).await;
+            all.into_iter().map(|r| r.map(Loaded::from_store)).collect()
+        });
+        call::batch_job(&self.0.shared, tickets, load)
+    }
+
+    /// The value of `key` as `loader` brings it: a SQL query, a gRPC call, an `HGETALL`. Callers
+    /// that come while it runs share it, and a hot key's value is cached, exactly as for
+    /// [`get`](Heatsink::get). A key belongs either to the store or to one loader.
+    ///
+    /// The loader returns bytes (or `Option` of them, for values that may be absent); for other
+    /// types see [`typed`](Heatsink::typed). It must be `'static`, since it outlives its caller.
+    ///
+    /// # Cost
+    /// At most one run of one caller's loader, shared by all who wait.
+    ///
+    /// # Cancel safety
+    /// As [`get`](Heatsink::get).
+    ///
+    /// # Errors
+    /// [`Loader`](ErrorKind::Loader) with the loader's error as its source, for every caller that
+    /// joined; those of [`get`](Heatsink::get).
+    ///
+    /// # Example
+    /// ```
+    /// # use heatsink::{Heatsink, store::MemoryStore};
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let hs = Heatsink::new(MemoryStore::new(8))?;
+    /// # async fn query(id: u64) -> Result<String, std::io::Error> { Ok(format!("post {id}")) }
+    /// let post = hs.load("post:9", || async { query(9).await }).await?;
+    /// assert_eq!(post, b"post 9");
+    /// # Ok::<(), heatsink::Error>(()) }).unwrap();
+    /// ```
+    pub async fn load<T, E, Fut>(
+        &self,
+        key: impl AsRef<[u8]>,
+        loader: impl FnOnce() -> Fut + Send + 'static,
+    ) -> Result<T::Out>
+    where
+        T: Loadable,
+        E: Into<Box<dyn StdError + Send + Sync>>,
+        Fut: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        self.load_with(key, Read::new(), loader).await
+    }
+
+    /// Like [`load`](Heatsink::load), with a deadline or a limit on the age.
+    ///
+    /// # Errors
+    /// Those of [`load`](Heatsink::load) and [`Deadline`](ErrorKind::Deadline).
+    pub async fn load_with<T, E, Fut>(
+        &self,
+        key: impl AsRef<[u8]>,
+        read: Read,
+        loader: impl FnOnce() -> Fut + Send + 'static,
+    ) -> Result<T::Out>
+    where
+        T: Loadable,
+        E: Into<Box<dyn StdError + Send + Sync>>,
+        Fut: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        let key = key.as_ref();
+        let from = From::loader(|| async move {
+            let loaded = loader().await.map_err(Error::loader)?;
+            Ok(Loaded { stored: loaded.into_stored(), by_loader: true, decoded: None })
+        });
+        let value = self.load_raw(key, read, from).await?;
+        T::out(present(value)).map_err(|e| e.with_key(key))
+    }
+
+    pub(crate) async fn load_raw(&self, key: &[u8], read: Read, from: From) -> Result<Value> {
+        let (hash, due) = self.observe(key);
+        let mut refresh = false;
+        let hit = self.0.shared.hit(hash, key, read.max_age, |shown, now, freshness| {
+            refresh = freshness == Freshness::Stale && shown.claim_refresh(now);
+            Value::hot(shown.handle(), now, freshness)
+        });
+        if let Some(value) = hit {
+            self.sampled(due, hash, key, Seen::hit(&value));
+            if refresh {
+                self.refresh_if(true, hash, &Key::copy(key), from);
+            }
+            return Ok(value);
+        }
+        self.read(hash, key, read, from, due).await
+    }
+
+    /// Runs `f` on the cached bytes of a hot key, without awaiting; `None` when there are none.
+    ///
+    /// # Staleness
+    /// As [`get`](Heatsink::get).
+    ///
+    /// # Cost
+    /// Store operations: 0, except that a stale value starts one load in the background. No lock,
+    /// no allocation.
+    #[inline]
+    pub fn try_read_with<R>(&self, key: impl AsRef<[u8]>, f: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        let key = key.as_ref();
+        let (hash, due) = self.observe(key);
+        self.peek(hash, key, due, |bytes| bytes.map(f)).flatten()
+    }
+
+    /// Runs `f` on the bytes under `key`, loading them if needed; `None` when there are none.
+    /// The fastest read of a hot key: nothing is cloned.
+    ///
+    /// # Staleness, Cost, Cancel safety, Errors
+    /// As [`get`](Heatsink::get).
+    #[inline]
+    pub async fn read_with<R>(
+        &self,
+        key: impl AsRef<[u8]>,
+        f: impl FnOnce(&[u8]) -> R,
+    ) -> Result<Option<R>> {
+        let key = key.as_ref();
+        let (hash, due) = self.observe(key);
+        let mut f = Some(f);
+        let hit = self.peek(hash, key, due, |bytes| bytes.and_then(|b| f.take().map(|f| f(b))));
+        if let Some(out) = hit {
+            return Ok(out);
+        }
+        let value = self.read(hash, key, Read::new(), From::Store, due).await?;
+        Ok(present(value).and_then(|v| f.take().map(|f| f(&v))))
+    }
+
+    /// Writes `value` under `key`; the latest put wins.
+    ///
+    /// # Cost
+    /// Store operations: 1.
+    ///
+    /// # Cancel safety
+    /// A dropped put counts as one of unknown outcome: the key is not cached until the store's
+    /// maximum in-flight time has passed.
+    ///
+    /// # Errors
+    /// Those of the store. [`Error::outcome`] says whether the write may have been applied.
+    pub async fn put(&self, key: impl AsRef<[u8]>, value: impl Into<Bytes>) -> Result<()> {
+        self.put_with(key, value, Put::new()).await
+    }
+
+    /// Like [`put`](Heatsink::put), with a time to live.
+    ///
+    /// # Errors
+    /// As [`put`](Heatsink::put).
+    pub async fn put_with(
+        &self,
+        key: impl AsRef<[u8]>,
+        value: impl Into<Bytes>,
+        put: Put,
+    ) -> Result<()> {
+        let key = Key::copy(key.as_ref());
+        let write = self.store_write(&key, |store, key| store.put(key, value.into(), put.ttl));
+        write.await
+    }
+
+    /// Deletes `key`; whether it was there.
+    ///
+    /// # Cost, Cancel safety, Errors
+    /// As [`put`](Heatsink::put).
+    #[expect(clippy::missing_errors_doc, reason = "the heading names three")]
+    pub async fn delete(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        let key = Key::copy(key.as_ref());
+        let write = self.store_write(&key, |store, key| {
+            Box::pin(async move {
+                let mut answers = store.delete_many(vec![key]).await;
+                answers.pop().unwrap_or_else(|| {
+                    Err(Error::unknown(ErrorKind::Store, "the store gave no answer to a delete"))
+                })
+            })
+        });
+        write.await
+    }
+
+    /// A write through the store, between its two announcements.
+    async fn store_write<T>(
+        &self,
+        key: &Key,
+        send: impl FnOnce(Arc<dyn DynStore>, Key) -> BoxFuture<'static, Result<T>>,
+    ) -> Result<T> {
+        let (hash, due) = self.observe(key);
+        self.sampled(due, hash, key, Seen::Write);
+        let guard = self.writing_hashed(hash, key.clone());
+        let store = self.0.shared.store.clone();
+        let answer = call::catch(send(store, key.clone())).await;
+        let answer = answer.unwrap_or_else(|panic| Err(panic.with_outcome(Outcome::Unknown)));
+        guard.end(answer.as_ref().err().map(Error::outcome));
+        answer.map_err(|e| e.with_key(key))
+    }
+
+    /// Announces a write of the user's own (SQL, another service) to `key`: from here until
+    /// [`done`](Writing::done), nothing that is loaded is cached, and no caller that comes later
+    /// gets what was loaded before.
+    ///
+    /// # Example
+    /// ```
+    /// # use heatsink::{Heatsink, store::MemoryStore};
+    /// # fn execute() {}
+    /// # let hs = Heatsink::new(MemoryStore::new(8))?;
+    /// let write = hs.writing("post:9");
+    /// execute(); // UPDATE posts SET … WHERE id = 9
+    /// write.done(); // dropped instead, its outcome counts as unknown
+    /// # Ok::<(), heatsink::Error>(())
+    /// ```
+    pub fn writing(&self, key: impl AsRef<[u8]>) -> Writing {
+        let key = Key::copy(key.as_ref());
+        let (hash, due) = self.observe(&key);
+        self.sampled(due, hash, &key, Seen::Write);
+        self.writing_hashed(hash, key)
+    }
+
+    fn writing_hashed(&self, hash: u64, key: Key) -> Writing {
+        let shared = self.0.shared.clone();
+        let slot = (!Shared::untracked(&key)).then(|| shared.begin_write(hash, &key));
+        Writing { shared, hash, key, slot }
+    }
+
+    /// Forgets `key`: a caller that comes after this returns gets a value whose load began after
+    /// this was called.
+    pub fn invalidate(&self, key: impl AsRef<[u8]>) {
+        let key = Key::copy(key.as_ref());
+        self.0.shared.invalidate(self.0.shared.hash(&key), &key);
+    }
+
+    /// Like [`invalidate`](Heatsink::invalidate) for all keys that begin with `prefix`. Walks all
+    /// 4,096 stripes: about 0.1 ms.
+    pub fn invalidate_prefix(&self, prefix: impl AsRef<[u8]>) {
+        self.0.shared.invalidate_prefix(prefix.as_ref());
+    }
+
+    /// Like [`invalidate`](Heatsink::invalidate) for all keys, in one step. Call it when a stream
+    /// of invalidations has had a gap.
+    pub fn invalidate_all(&self) {
+        self.0.shared.invalidate_all();
+    }
+
+    /// A view of this handle that reads and writes values of type `T`.
+    pub fn typed<T, C: Codec<T>>(&self, codec: C) -> Typed<T, C> {
+        Typed::new(self.clone(), codec)
+    }
+
+    /// The operator's surface: pins and denials.
+    #[must_use]
+    pub fn control(&self) -> Control<'_> {
+        Control::new(self)
+    }
+
+    /// What heatsink does with `key`, and why.
+    pub fn explain(&self, key: impl AsRef<[u8]>) -> Explanation {
+        self.control().explain(key.as_ref())
+    }
+
+    /// Plain numbers about this instance.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        Stats::collect(&self.0.shared)
+    }
+
+    /// Stops the driver. Handles that are left behave like the bare client.
+    ///
+    /// # Cancel safety
+    /// Does its work on the first poll.
+    pub async fn shutdown(&self) {
+        self.0.driver.stop(&self.0.shared);
+    }
+
+    /// For tests: makes the driver stand still, as a starved thread would.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    pub fn stall_driver(&self, stalled: bool) {
+        self.0.driver.stall(stalled);
+    }
+
+    #[inline]
+    fn observe(&self, key: &[u8]) -> (u64, bool) {
+        (self.0.shared.hash(key), self.0.shared.sampler.due())
+    }
+
+    #[inline]
+    fn sampled(&self, due: bool, hash: u64, key: &[u8], seen: Seen) {
+        if due {
+            self.0.shared.sampler.push(hash, key, seen);
+        }
+    }
+
+    /// The cached value, for callers whose values the store can load again.
+    #[inline]
+    fn hot(
+        &self,
+        hash: u64,
+        key: &[u8],
+        max_age: Option<Duration>,
+        due: bool,
+        loader: bool,
+    ) -> Option<Value> {
+        let mut refresh = false;
+        let value = self.0.shared.hit(hash, key, max_age, |shown, now, freshness| {
+            refresh = freshness == Freshness::Stale
+                && (loader || !shown.entry.by_loader)
+                && shown.claim_refresh(now);
+            Value::hot(shown.handle(), now, freshness)
+        })?;
+        self.sampled(due, hash, key, Seen::hit(&value));
+        if refresh {
+            self.refresh_if(true, hash, &Key::copy(key), From::Store);
+        }
+        Some(value)
+    }
+
+    /// Runs `f` on the cached bytes in place; `f` gets `None` for a cached absence.
+    #[inline]
+    fn peek<R>(
+        &self,
+        hash: u64,
+        key: &[u8],
+        due: bool,
+        f: impl FnOnce(Option<&[u8]>) -> R,
+    ) -> Option<R> {
+        let shared = &self.0.shared;
+        let mut refresh = false;
+        let out = shared.hit(hash, key, None, |shown, now, freshness| {
+            let entry: &Entry = &shown.entry;
+            refresh = freshness == Freshness::Stale && !entry.by_loader && shown.claim_refresh(now);
+            if due {
+                let age = now.since(entry.ages.started);
+                shared.sampler.push(hash, key, Seen::Hit(freshness, age));
+            }
+            f((!entry.absent).then_some(&entry.bytes[..]))
+        });
+        if refresh {
+            self.refresh_if(true, hash, &Key::copy(key), From::Store);
+        }
+        out
+    }
+
+    /// The way of a caller that found nothing: join, lead, or go alone. Boxed, so that the future
+    /// of a hit stays small.
+    fn read(
+        &self,
+        hash: u64,
+        key: &[u8],
+        read: Read,
+        from: From,
+        due: bool,
+    ) -> BoxFuture<'static, Result<Value>> {
+        self.sampled(due, hash, key, Seen::Load);
+        let (this, key) = (self.clone(), Key::copy(key));
+        let runtime = self.0.shared.runtime.clone();
+        Box::pin(within(runtime, read.deadline, async move {
+            this.join_or_lead(hash, key, read.max_age, from).await
+        }))
+    }
+
+    async fn join_or_lead(
+        &self,
+        hash: u64,
+        key: Key,
+        max_age: Option<Duration>,
+        from: From,
+    ) -> Result<Value> {
+        let shared = &self.0.shared;
+        if Shared::untracked(&key) {
+            return self.alone(key, from).await;
+        }
+        match shared.begin(hash, &key, max_age, from.is_loader())? {
+            Begin::Hit(value, due) => {
+                self.refresh_if(due, hash, &key, from);
+                Ok(value)
+            }
+            Begin::Bypass => self.alone(key, from).await,
+            Begin::Wait(waiter, id, ticket) => {
+                let mut call = Call::new(shared.clone(), (hash, key), waiter, id);
+                let mut from = Some(from);
+                let mut next = ticket;
+                loop {
+                    if let Some(ticket) = next.take()
+                        && let Some(from) = from.take()
+                    {
+                        call.run(from.job(shared, ticket));
+                    }
+                    match (&mut call).await {
+                        Step::Done(outcome) => {
+                            return outcome.map(|e| Value::loaded(e, shared.clock.now()));
+                        }
+                        Step::Lead(ticket) => next = Some(ticket),
+                    }
+                }
+            }
+        }
+    }
+
+    /// A load for this caller only: its key is too long to be tracked, or a table is full.
+    fn alone(&self, key: Key, from: From) -> BoxFuture<'static, Result<Value>> {
+        let shared = self.0.shared.clone();
+        Box::pin(async move {
+            let started = shared.clock.now();
+            let store = (shared.store.clone(), key.clone());
+            let loaded = call::catch(from.load(store)).await.and_then(|r| r);
+            let loaded = loaded.map_err(|e| e.with_key(&key))?;
+            let entry = Arc::new(shared.entry(loaded, 0, started));
+            Ok(Value::loaded(entry, shared.clock.now()))
+        })
+    }
+
+    /// Starts the load of a stale value in the background.
+    fn refresh_if(&self, due: bool, hash: u64, key: &Key, from: From) {
+        let shared = &self.0.shared;
+        if due && let Some((waiter, id, ticket)) = shared.begin_refresh(hash, key) {
+            let mut call = Call::new(shared.clone(), (hash, key.clone()), waiter, id);
+            call.run(from.job(shared, ticket));
+            call.detach();
+        }
+    }
+}
+
+/// The value, unless it stands for "there is none".
+fn present(value: Value) -> Option<Value> {
+    (!value.entry().absent).then_some(value)
+}
+
+impl fmt::Debug for Heatsink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Heatsink").field("hot_keys", &self.0.shared.index.load().len()).finish()
+    }
+}
+
+/// A write of the user's own under way. See [`Heatsink::writing`].
+#[must_use = "dropping it says that the outcome of the write is unknown"]
+pub struct Writing {
+    shared: Arc<Shared>,
+    hash: u64,
+    key: Key,
+    slot: Option<WriteSlot>,
+}
+
+impl Writing {
+    /// The write has been applied.
+    pub fn done(self) {
+        self.end(None);
+    }
+
+    /// The write has not been applied and will not be.
+    pub fn not_applied(self) {
+        self.end(Some(Outcome::NotApplied));
+    }
+
+    fn end(mut self, outcome: Option<Outcome>) {
+        if let Some(slot) = self.slot.take() {
+            self.shared.end_write(self.hash, &self.key, slot, outcome);
+        }
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            self.shared.end_write(self.hash, &self.key, slot, Some(Outcome::Unknown));
+        }
+    }
+}
+
+impl fmt::Debug for Writing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Writing").field("key", &self.key).finish()
+    }
+}

@@ -1,0 +1,292 @@
+//! How a value is read: a caller's limits, where the value comes from, waiting for several.
+
+use crate::call::{self, Call, Step, Ticket};
+use crate::error::{Error, ErrorKind, Result};
+use crate::key::Key;
+use crate::runtime::{BoxFuture, Runtime};
+use crate::shared::{Loaded, Shared};
+use crate::store::{DynStore, Stored};
+use crate::value::Value;
+use bytes::Bytes;
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+/// What a caller accepts.
+///
+/// # Example
+/// ```
+/// # use heatsink::Read;
+/// # use std::time::Duration;
+/// let read = Read::new().deadline(Duration::from_millis(50)).max_age(Duration::from_millis(200));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub struct Read {
+    pub(crate) deadline: Option<Duration>,
+    pub(crate) max_age: Option<Duration>,
+}
+
+impl Read {
+    /// Whatever the near cache allows, without a deadline.
+    #[must_use]
+    pub fn new() -> Read {
+        Read::default()
+    }
+
+    /// A value whose load began after the call: nothing from the cache, no load that was under way
+    /// already. Calls that come together still share one load.
+    #[must_use]
+    pub fn latest() -> Read {
+        Read::new().max_age(Duration::ZERO)
+    }
+
+    /// Gives up waiting after this long. The load goes on and fills the cache.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Read {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// Accepts no value whose load began longer ago than this when the call is made.
+    #[must_use]
+    pub fn max_age(mut self, age: Duration) -> Read {
+        self.max_age = Some(age);
+        self
+    }
+}
+
+/// What a loader may return, and what its caller gets for it.
+///
+/// Bytes in any of the usual types give a [`Value`]; an `Option` of them gives `Option<Value>`.
+pub trait Loadable: IntoStored {
+    /// What the caller gets.
+    type Out;
+    /// From what is cached to what the caller gets.
+    ///
+    /// # Errors
+    /// [`Loader`](ErrorKind::Loader) when the key is known to be absent and the type has no room
+    /// for that.
+    fn out(value: Option<Value>) -> Result<Self::Out>;
+}
+
+/// Bytes on their way into the cache.
+pub trait IntoStored: Send + 'static {
+    /// The value, or `None` for "there is none".
+    fn into_stored(self) -> Option<Stored>;
+}
+
+macro_rules! loadable {
+    ($($t:ty),*) => {$(
+        impl IntoStored for $t {
+            fn into_stored(self) -> Option<Stored> {
+                Some(Stored::new(self))
+            }
+        }
+        impl Loadable for $t {
+            type Out = Value;
+            fn out(value: Option<Value>) -> Result<Value> {
+                value.ok_or_else(absent)
+            }
+        }
+    )*};
+}
+loadable!(Bytes, Vec<u8>, String, &'static str, &'static [u8]);
+
+impl IntoStored for Stored {
+    fn into_stored(self) -> Option<Stored> {
+        Some(self)
+    }
+}
+
+impl Loadable for Stored {
+    type Out = Value;
+    fn out(value: Option<Value>) -> Result<Value> {
+        value.ok_or_else(absent)
+    }
+}
+
+impl<T: IntoStored> IntoStored for Option<T> {
+    fn into_stored(self) -> Option<Stored> {
+        self.and_then(T::into_stored)
+    }
+}
+
+impl<T: IntoStored> Loadable for Option<T> {
+    type Out = Option<Value>;
+    fn out(value: Option<Value>) -> Result<Option<Value>> {
+        Ok(value)
+    }
+}
+
+pub(crate) fn absent() -> Error {
+    Error::not_applied(
+        ErrorKind::Loader,
+        "another loader of this key found no value; return an Option to allow for that",
+    )
+}
+
+impl Error {
+    /// An error of a caller's loader. One of our own passes through unchanged.
+    pub(crate) fn loader(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+        match error.into().downcast::<Error>() {
+            Ok(own) => *own,
+            Err(other) => {
+                let text = format!("the loader failed: {other}");
+                Error::not_applied(ErrorKind::Loader, text).with_source(other)
+            }
+        }
+    }
+}
+
+impl Loaded {
+    pub(crate) fn from_store(stored: Option<Stored>) -> Loaded {
+        Loaded { stored, by_loader: false, decoded: None }
+    }
+}
+
+/// Where a value comes from.
+pub(crate) enum From {
+    Store,
+    Loader(Box<dyn FnOnce() -> BoxFuture<'static, Result<Loaded>> + Send>),
+}
+
+impl From {
+    pub(crate) fn loader<F>(load: impl FnOnce() -> F + Send + 'static) -> From
+    where
+        F: Future<Output = Result<Loaded>> + Send + 'static,
+    {
+        From::Loader(Box::new(move || Box::pin(load())))
+    }
+
+    pub(crate) fn is_loader(&self) -> bool {
+        matches!(self, From::Loader(_))
+    }
+
+    /// The load itself.
+    pub(crate) fn load(
+        self,
+        (store, key): (Arc<dyn DynStore>, Key),
+    ) -> BoxFuture<'static, Result<Loaded>> {
+        match self {
+            // Inside the future, so that a panic of the closure itself is caught too.
+            From::Loader(load) => Box::pin(async move { load().await }),
+            From::Store => Box::pin(async move { store.get(key).await.map(Loaded::from_store) }),
+        }
+    }
+
+    /// The load as one that ends a flight.
+    pub(crate) fn job(self, shared: &Arc<Shared>, ticket: Ticket) -> BoxFuture<'static, ()> {
+        let source = (shared.store.clone(), ticket.key().clone());
+        call::job(ticket, self.load(source))
+    }
+}
+
+/// Runs `work`, giving up after `deadline`.
+pub(crate) async fn within<T>(
+    runtime: Arc<dyn Runtime>,
+    deadline: Option<Duration>,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let Some(deadline) = deadline else { return work.await };
+    let mut work = pin!(work);
+    let mut sleep = runtime.sleep(deadline);
+    poll_fn(|cx| {
+        if let Poll::Ready(out) = work.as_mut().poll(cx) {
+            return Poll::Ready(out);
+        }
+        sleep.as_mut().poll(cx).map(|()| {
+            let text = format!("the caller's deadline of {deadline:?} passed");
+            Err(Error::not_applied(ErrorKind::Deadline, text))
+        })
+    })
+    .await
+}
+
+/// Waits for several keys; results stand in the order in which they were added.
+pub(crate) struct JoinAll {
+    slots: Vec<Slot>,
+}
+
+enum Slot {
+    Ready(Option<Result<Value>>),
+    Wait(Box<Call>),
+    Alone(BoxFuture<'static, Result<Value>>),
+}
+
+impl JoinAll {
+    pub(crate) fn new() -> JoinAll {
+        JoinAll { slots: Vec::new() }
+    }
+
+    pub(crate) fn ready(&mut self, result: Result<Value>) {
+        self.slots.push(Slot::Ready(Some(result)));
+    }
+
+    pub(crate) fn alone(&mut self, load: BoxFuture<'static, Result<Value>>) {
+        self.slots.push(Slot::Alone(load));
+    }
+
+    /// Adds a wait; its place.
+    pub(crate) fn wait(&mut self, call: Call) -> usize {
+        self.slots.push(Slot::Wait(Box::new(call)));
+        self.slots.len() - 1
+    }
+
+    /// Gives the wait at `at` the load to run.
+    pub(crate) fn run(&mut self, at: usize, job: BoxFuture<'static, ()>) {
+        if let Some(Slot::Wait(call)) = self.slots.get_mut(at) {
+            call.run(job);
+        }
+    }
+}
+
+impl Slot {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            let result = match self {
+                Slot::Ready(_) => return Poll::Ready(()),
+                Slot::Alone(load) => match load.as_mut().poll(cx) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(result) => result,
+                },
+                Slot::Wait(call) => match Pin::new(&mut **call).poll(cx) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(Step::Done(outcome)) => call.value(outcome),
+                    Poll::Ready(Step::Lead(ticket)) => {
+                        call.lead_from_store(ticket);
+                        continue;
+                    }
+                },
+            };
+            *self = Slot::Ready(Some(result));
+        }
+    }
+}
+
+impl Future for JoinAll {
+    type Output = Vec<Result<Value>>;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut all = true;
+        for slot in &mut self.slots {
+            all &= slot.poll(cx).is_ready();
+        }
+        if !all {
+            return Poll::Pending;
+        }
+        let take = |slot: &mut Slot| match slot {
+            Slot::Ready(result) => result.take(),
+            _ => None,
+        };
+        Poll::Ready(self.slots.iter_mut().filter_map(take).collect())
+    }
+}
+
+impl fmt::Debug for From {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_loader() { "Loader" } else { "Store" })
+    }
+}

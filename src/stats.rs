@@ -1,0 +1,147 @@
+//! Plain numbers about one instance.
+
+use crate::engine::data::near::Freshness;
+use crate::sample::{Sample, Seen};
+use crate::shared::Shared;
+use std::fmt;
+use std::time::Duration;
+
+/// Plain numbers about one instance, since it was built.
+///
+/// Hits are counted on samples (one request in [`sampled_one_in`](Stats::sampled_one_in), exact
+/// while that is 1); everything that touched the store is counted exactly.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Requests served by the near cache within their fresh time; estimated from samples.
+    pub hits_fresh: u64,
+    /// Requests served by the near cache past their fresh time; estimated from samples.
+    pub hits_stale: u64,
+    /// Requests that went to the store or joined a load; estimated from samples.
+    pub misses: u64,
+    /// Loads that were started.
+    pub loads: u64,
+    /// Callers that shared a load of somebody else.
+    pub joined: u64,
+    /// Values that were not cached because a write or an invalidation overlapped their load.
+    pub overlapped: u64,
+    /// Loads that were given up by a dead runtime and led anew by a waiter.
+    pub handed_over: u64,
+    /// Outcomes that came after the time limit had closed their flight.
+    pub late: u64,
+    /// Loads that ran into the time limit.
+    pub timed_out: u64,
+    /// Callers that went to the store by themselves because a table was full.
+    pub bypassed: u64,
+    /// Writes that began.
+    pub writes: u64,
+    /// Writes that ended with an unknown outcome.
+    pub writes_unknown: u64,
+    /// Values that were not cached because the hot tier was full or they were too large.
+    pub refused_full: u64,
+    /// Values that were not cached because a newer one was there.
+    pub refused_older: u64,
+    /// Hot keys now.
+    pub hot_keys: usize,
+    /// Bytes in use by the hot tier now.
+    pub near_bytes: u64,
+    /// Loads under way now.
+    pub loads_in_flight: usize,
+    /// Keys with a load, a write or a quarantine under way now.
+    pub keys_under_way: usize,
+    /// One request in this many is sampled now.
+    pub sampled_one_in: u32,
+    /// Samples that found the queue full.
+    pub samples_dropped: u64,
+    /// The greatest age at which a sampled value was served.
+    pub served_age_max: Duration,
+    /// Sampled served ages: entry `i` counts requests with an age below 2^`i` ms (and not below
+    /// the half of it).
+    pub served_age_log2_ms: [u64; 16],
+}
+
+/// What the driver adds up from samples.
+#[derive(Debug, Default)]
+pub(crate) struct Books {
+    hits_fresh: u64,
+    hits_stale: u64,
+    misses: u64,
+    age_max: Duration,
+    ages: [u64; 16],
+}
+
+impl Books {
+    pub(crate) fn enter(&mut self, sample: &Sample) {
+        let stands_for = u64::from(sample.one_in);
+        match sample.seen {
+            Seen::Hit(freshness, age) => {
+                match freshness {
+                    Freshness::Stale => self.hits_stale += stands_for,
+                    _ => self.hits_fresh += stands_for,
+                }
+                self.age_max = self.age_max.max(age);
+                let ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+                let bucket = (64 - ms.leading_zeros()).min(15);
+                self.ages[bucket as usize] += stands_for;
+            }
+            Seen::Load => self.misses += stands_for,
+            Seen::Write => {}
+        }
+    }
+}
+
+impl Stats {
+    pub(crate) fn collect(shared: &Shared) -> Stats {
+        let (tally, keys_under_way, loads_in_flight) = shared.tally();
+        let (refused_full, refused_older) = shared.refused();
+        let mut books = shared.books.lock();
+        // What the driver has not fetched yet counts too.
+        shared.sampler.drain().for_each(|sample| books.enter(&sample));
+        Stats {
+            hits_fresh: books.hits_fresh,
+            hits_stale: books.hits_stale,
+            misses: books.misses,
+            loads: tally.loads,
+            joined: tally.joined,
+            overlapped: tally.overlapped,
+            handed_over: tally.handed_over,
+            late: tally.late,
+            timed_out: tally.timed_out,
+            bypassed: tally.bypassed,
+            writes: tally.writes,
+            writes_unknown: tally.unknown,
+            refused_full,
+            refused_older,
+            hot_keys: shared.index.load().len(),
+            near_bytes: shared.used.get(),
+            loads_in_flight,
+            keys_under_way,
+            sampled_one_in: shared.sampler.one_in(),
+            samples_dropped: shared.sampler.dropped(),
+            served_age_max: books.age_max,
+            served_age_log2_ms: books.ages,
+        }
+    }
+}
+
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} hits ({} stale, oldest {} ms), {} misses, {} loads ({} shared by {} more callers, \
+             {} overlapped by writes), {} writes ({} unknown), {} hot keys in {} bytes",
+            self.hits_fresh + self.hits_stale,
+            self.hits_stale,
+            self.served_age_max.as_millis(),
+            self.misses,
+            self.loads,
+            self.loads.min(self.joined),
+            self.joined,
+            self.overlapped,
+            self.writes,
+            self.writes_unknown,
+            self.hot_keys,
+            self.near_bytes,
+        )
+    }
+}
