@@ -228,8 +228,8 @@ impl Builder {
 
     /// Where tasks run and what the time is. Default: follows the caller (tokio where one is
     /// running, else threads of heatsink's own).
-    pub fn runtime(mut self, runtime: Arc<dyn Runtime>) -> Builder {
-        self.runtime = Some(runtime);
+    pub fn runtime(mut self, runtime: impl Runtime) -> Builder {
+        self.runtime = Some(Arc::new(runtime));
         self
     }
 

@@ -74,7 +74,7 @@ pub trait Loadable: IntoStored {
 }
 
 /// Bytes on their way into the cache.
-pub trait IntoStored: Send + 'static {
+pub trait IntoStored: Send {
     /// The value, or `None` for "there is none".
     fn into_stored(self) -> Option<Stored>;
 }
@@ -94,7 +94,21 @@ macro_rules! loadable {
         }
     )*};
 }
-loadable!(Bytes, Vec<u8>, String, &'static str, &'static [u8]);
+loadable!(Bytes, Vec<u8>, String);
+
+// For every lifetime: the compiler cannot prove `'static` inside the future of a load.
+impl IntoStored for &str {
+    fn into_stored(self) -> Option<Stored> {
+        Some(Stored::new(Bytes::copy_from_slice(self.as_bytes())))
+    }
+}
+
+impl Loadable for &str {
+    type Out = Value;
+    fn out(value: Option<Value>) -> Result<Value> {
+        value.ok_or_else(absent)
+    }
+}
 
 impl IntoStored for Stored {
     fn into_stored(self) -> Option<Stored> {
