@@ -29,11 +29,12 @@ use std::time::Duration;
 /// The cost of one request is cut to this.
 pub const WEIGHT_MAX: u32 = 65_536;
 
-/// A key is watched from this part of what a promotion needs.
-const WATCH_PART: f64 = 0.25;
+/// A key is watched from this part of what a promotion needs. What the sketch counted before is
+/// lost where its window ends just then, so less is sooner; ten samples are still few enough keys.
+const WATCH_PART: f64 = 0.1;
 
 /// A watched key that is not hot is forgotten below this part.
-const FORGET_PART: f64 = 0.125;
+const FORGET_PART: f64 = 0.05;
 
 /// A window that lasted this many times as long as planned is flagged.
 const STALLED_TIMES: f64 = 1.5;
@@ -318,6 +319,15 @@ impl Detector {
         }
     }
 
+    /// Starts the first window now; without this call it starts with the first sample.
+    pub fn handle_start(&mut self, now: Tick) {
+        if self.running.is_none() {
+            self.live.clear();
+            self.watches.restart(now);
+            self.running = Some(Running::new(now, self.planned(), self.control.one_in()));
+        }
+    }
+
     /// Counts one sample. Returns a promotion if this sample proves one.
     pub fn handle_sample(&mut self, now: Tick, sample: &Sample<'_>) -> Option<Verdict> {
         let one_in = sample.one_in.clamp(1, ONE_IN_MAX);
@@ -331,16 +341,16 @@ impl Detector {
             write: sample.write,
             loaded: sample.loaded,
         });
-        let proven = entry.map(Tally::proven);
+        let proven = entry.map(|entry| (Tally::proven(entry), entry.stamp()));
         let band = self.band();
         let running = self.running.as_ref()?;
         let span_secs = running.span_secs(running.start, now);
         let needed = band.up_per_sec * span_secs;
         let watched = self.watches.observe(sample.hash, sample.key, seen).is_some();
         if !watched {
-            let proven = proven.filter(|p| p.total() >= WATCH_PART * needed)?;
-            let subs = running.subs;
-            self.watches.admit(now, sample.hash, sample.key, proven, subs)?;
+            let (proven, stamp) = proven.filter(|(p, _)| p.total() >= WATCH_PART * needed)?;
+            let subs_ago = running.subs.saturating_sub(stamp as usize);
+            self.watches.admit(now, sample.hash, sample.key, proven, subs_ago)?;
         }
         self.judge_sample(now, sample, &band, span_secs)
     }
@@ -372,6 +382,7 @@ impl Detector {
         }
         self.control.raise(running.sub_requests, now.since(running.sub_start));
         running.subs += 1;
+        self.live.set_stamp(running.subs as u32);
         running.sub_start = now;
         (running.sub_samples, running.sub_requests) = (0, 0);
         running.one_in_max = running.one_in_max.max(self.control.one_in());
@@ -466,11 +477,7 @@ impl Detector {
 
     /// Notes one sample's worth of traffic, and starts a window if none runs.
     fn account(&mut self, now: Tick, one_in: u32) {
-        if self.running.is_none() {
-            self.live.clear();
-            self.watches.restart(now);
-            self.running = Some(Running::new(now, self.planned(), self.control.one_in()));
-        }
+        self.handle_start(now);
         let Some(running) = &mut self.running else { return };
         running.samples += 1;
         running.sub_samples += 1;
@@ -495,7 +502,7 @@ impl Detector {
         let sliding_start = self.watches.start();
         let sliding_secs = self.running.as_ref()?.span_secs(sliding_start, now);
         let near = self.near_band();
-        let watch = self.watches.observe(sample.hash, sample.key, Tally::default())?;
+        let watch = self.watches.get_mut(sample.hash, sample.key)?;
         if watch.hot.is_on() {
             return None;
         }

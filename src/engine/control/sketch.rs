@@ -44,6 +44,7 @@ pub struct Entry {
     writes: u64,
     loads: u64,
     squares: f64,
+    stamp: u32,
     place: u16,
 }
 
@@ -102,6 +103,12 @@ impl Entry {
         self.squares
     }
 
+    /// The sketch's stamp when this key took its counter: nothing of the lower bound is older.
+    #[must_use]
+    pub fn stamp(&self) -> u32 {
+        self.stamp
+    }
+
     fn is(&self, hash: u64, key: &[u8]) -> bool {
         self.hash == hash && self.key == key
     }
@@ -118,12 +125,13 @@ impl Entry {
     }
 
     /// Hands the counter to another key. The buffer of the key is used again.
-    fn take_over(&mut self, seen: &Observation<'_>, error: u64) {
+    fn take_over(&mut self, seen: &Observation<'_>, error: u64, stamp: u32) {
         self.hash = seen.hash;
         self.key.clear();
         self.key.extend_from_slice(prefix(seen.key));
         (self.count, self.error) = (error, error);
         (self.writes, self.loads, self.squares) = (0, 0, 0.0);
+        self.stamp = stamp;
     }
 }
 
@@ -145,6 +153,7 @@ pub struct Sketch {
     filter: Vec<u64>,
     filter_max: u64,
     total: u64,
+    stamp: u32,
     seed: u64,
     capacity: usize,
 }
@@ -163,6 +172,7 @@ impl Sketch {
             filter: vec![0; capacity * FILTER_PER_COUNTER],
             filter_max: 0,
             total: 0,
+            stamp: 0,
             seed: seed.wrapping_mul(0xd134_2543_de82_ef95) | 1,
             capacity,
         }
@@ -235,6 +245,11 @@ impl Sketch {
         self.capacity
     }
 
+    /// Counters that change hands from now on carry this stamp.
+    pub fn set_stamp(&mut self, stamp: u32) {
+        self.stamp = stamp;
+    }
+
     /// Forgets everything and keeps the memory, for the next window.
     pub fn clear(&mut self) {
         self.used = 0;
@@ -243,6 +258,7 @@ impl Sketch {
         self.filter.fill(0);
         self.filter_max = 0;
         self.total = 0;
+        self.stamp = 0;
     }
 
     /// The memory that the sketch holds beside the bytes of its keys.
@@ -261,7 +277,7 @@ impl Sketch {
             self.entries.push(Entry::default());
         }
         self.used += 1;
-        self.entries[slot].take_over(seen, 0);
+        self.entries[slot].take_over(seen, 0, self.stamp);
         let slot = slot as u16;
         self.index.insert(seen.hash, slot);
         self.heap.push(slot);
@@ -287,7 +303,7 @@ impl Sketch {
         let victim_cell = self.cell(victim_hash);
         self.filter[victim_cell] = self.filter[victim_cell].max(victim_count);
         self.filter_max = self.filter_max.max(victim_count);
-        self.entries[usize::from(smallest)].take_over(seen, before);
+        self.entries[usize::from(smallest)].take_over(seen, before, self.stamp);
         self.index.insert(seen.hash, smallest);
         Some(smallest)
     }

@@ -9,7 +9,7 @@
 //! - **Time and units**: [`Tick`]; counts in requests (or in cost), samples scaled by what each
 //!   stands for.
 //! - **Bounds**: a capacity given at the start; a full table replaces the coldest key that is not
-//!   hot, or refuses and counts it. About 300 bytes a key.
+//!   hot, or refuses and counts it. About 280 bytes a key.
 //! - **Source**: Sentinel's leap array, with one clock for all keys.
 
 use super::super::time::Tick;
@@ -17,11 +17,10 @@ use super::hysteresis::Switch;
 use super::index::{Index, SLOTS_MAX};
 use super::sketch::{Entry, prefix};
 
-/// Sub-windows of a window. The sliding window is complete to an eighth.
+/// Sub-windows of a window, the running one included: the sliding window is between seven and
+/// eight eighths of a window long. One eighth more on the ring would make it longer than a window,
+/// and a key at twice the threshold would be found a tenth of a window later for it.
 pub const SUBS: usize = 8;
-
-/// The sub-windows of one window, and the running one.
-const RING: usize = SUBS + 1;
 
 /// A full table may be searched for its coldest key as often as this in a sub-window.
 const SEARCHES_MAX: u32 = 64;
@@ -84,7 +83,7 @@ pub struct Watch {
     hash: u64,
     key: Vec<u8>,
     used: bool,
-    ring: [Tally; RING],
+    ring: [Tally; SUBS],
     sliding: Tally,
     window: Tally,
     since: Tick,
@@ -138,7 +137,7 @@ pub struct Watches {
     index: Index,
     capacity: usize,
     /// When each sub-window of the ring began; the running one is at `cursor`.
-    starts: [Tick; RING],
+    starts: [Tick; SUBS],
     cursor: usize,
     /// Sub-windows of the ring that have begun, the running one included.
     begun: usize,
@@ -156,7 +155,7 @@ impl Watches {
             free: Vec::new(),
             index: Index::new(capacity, seed),
             capacity,
-            starts: [Tick::ZERO; RING],
+            starts: [Tick::ZERO; SUBS],
             cursor: 0,
             begun: 1,
             searches: 0,
@@ -175,9 +174,15 @@ impl Watches {
         Some(watch)
     }
 
-    /// Watches a key of which the sketch has proven `so_far` within the running window, that began
-    /// `subs_ago` sub-windows ago. What is proven counts from that window's start: it leaves the
-    /// ring too early rather than too late.
+    /// A watched key, to turn its switches.
+    pub fn get_mut(&mut self, hash: u64, key: &[u8]) -> Option<&mut Watch> {
+        let slot = self.find(hash, key)?;
+        Some(&mut self.slots[usize::from(slot)])
+    }
+
+    /// Watches a key of which the sketch has proven `so_far`, none of it longer than `subs_ago`
+    /// sub-windows ago. All of it counts from there: it leaves the ring too early rather than too
+    /// late.
     pub fn admit(
         &mut self,
         now: Tick,
@@ -187,13 +192,13 @@ impl Watches {
         subs_ago: usize,
     ) -> Option<&mut Watch> {
         let slot = self.take_slot(so_far.total())?;
-        let oldest = (self.cursor + RING - subs_ago.min(SUBS)) % RING;
+        let oldest = (self.cursor + SUBS - subs_ago.min(SUBS - 1)) % SUBS;
         let watch = &mut self.slots[usize::from(slot)];
         watch.hash = hash;
         watch.key.clear();
         watch.key.extend_from_slice(prefix(key));
         watch.used = true;
-        watch.ring = [Tally::default(); RING];
+        watch.ring = [Tally::default(); SUBS];
         watch.ring[oldest] = so_far;
         watch.sliding = so_far;
         watch.window = so_far;
@@ -205,8 +210,8 @@ impl Watches {
 
     /// Ends the running sub-window, and forgets keys that are not hot and below `keep`.
     pub fn roll(&mut self, now: Tick, keep: f64) {
-        self.cursor = (self.cursor + 1) % RING;
-        self.begun = (self.begun + 1).min(RING);
+        self.cursor = (self.cursor + 1) % SUBS;
+        self.begun = (self.begun + 1).min(SUBS);
         self.starts[self.cursor] = now;
         self.searches = 0;
         for slot in 0..self.slots.len() {
@@ -232,10 +237,10 @@ impl Watches {
 
     /// Starts the ring again after a time without traffic.
     pub fn restart(&mut self, now: Tick) {
-        self.starts = [now; RING];
+        self.starts = [now; SUBS];
         self.begun = 1;
         for watch in &mut self.slots {
-            watch.ring = [Tally::default(); RING];
+            watch.ring = [Tally::default(); SUBS];
             (watch.sliding, watch.window) = (Tally::default(), Tally::default());
         }
     }
@@ -243,7 +248,7 @@ impl Watches {
     /// When the sliding window began.
     #[must_use]
     pub fn start(&self) -> Tick {
-        self.starts[(self.cursor + RING + 1 - self.begun) % RING]
+        self.starts[(self.cursor + SUBS + 1 - self.begun) % SUBS]
     }
 
     /// The watched keys, in the order of their slots.
@@ -283,7 +288,7 @@ impl Watches {
                 hash: 0,
                 key: Vec::new(),
                 used: false,
-                ring: [Tally::default(); RING],
+                ring: [Tally::default(); SUBS],
                 sliding: Tally::default(),
                 window: Tally::default(),
                 since: Tick::ZERO,
@@ -338,12 +343,12 @@ mod tests {
     fn the_sliding_sum_forgets_after_a_window() {
         let mut watches = Watches::new(4, 0);
         watches.admit(at(0), 1, b"a", Tally::one(100, false, true), 0).unwrap();
-        for sub in 1..=SUBS as u64 {
+        for sub in 1..SUBS as u64 {
             watches.roll(at(sub), 0.0);
             assert_eq!(watches.by_hash(1).unwrap().sliding().reads, 100, "sub {sub}");
             assert_eq!(watches.start(), at(0));
         }
-        watches.roll(at(9), 0.0);
+        watches.roll(at(8), 0.0);
         assert_eq!(watches.by_hash(1).unwrap().sliding().reads, 0);
         assert_eq!(watches.start(), at(1));
     }
@@ -353,9 +358,9 @@ mod tests {
         let mut watches = Watches::new(4, 0);
         (1..=5).for_each(|sub| watches.roll(at(sub), 0.0));
         watches.admit(at(5), 1, b"a", Tally::one(30, true, true), 5).unwrap();
-        (6..=8).for_each(|sub| watches.roll(at(sub), 0.0));
+        (6..=7).for_each(|sub| watches.roll(at(sub), 0.0));
         assert_eq!(watches.by_hash(1).unwrap().sliding().writes, 30);
-        watches.roll(at(9), 0.0);
+        watches.roll(at(8), 0.0);
         assert_eq!(watches.by_hash(1).unwrap().sliding().writes, 0);
     }
 
