@@ -4,8 +4,9 @@
 //! One request in 100 is sampled, and keys that are certainly above 10,000 a second are printed
 //! beside their true rates.
 
-use heatsink::engine::control::detect::{Detector, Estimate, Options, Sample};
+use heatsink::engine::control::detect::{Detector, Options, Sample};
 use heatsink::engine::control::sampling::Sampling;
+use heatsink::engine::control::verdict::Estimate;
 use heatsink::engine::time::Tick;
 use std::collections::HashMap;
 

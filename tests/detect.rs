@@ -2,10 +2,11 @@
 //! soon, and that it does not flap. Every figure is stated at full size; a debug build runs a
 //! part of it.
 
-use heatsink::engine::control::detect::{Detector, Options, Sample, Verdict};
+use heatsink::engine::control::detect::{Detector, Options, Sample};
 use heatsink::engine::control::merge::{Limits, Merge, Report, ReportKey};
 use heatsink::engine::control::sampling::{Sampling, skip};
 use heatsink::engine::control::sketch::{Observation, Sketch};
+use heatsink::engine::control::verdict::Verdict;
 use heatsink::engine::time::Tick;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{Rng, SeedableRng};

@@ -13,17 +13,17 @@
 //!   which a key turns hot.
 //!
 //! A count of samples is a hard bound. A rate scaled from samples is an estimate, and says by how
-//! much it may be off: [`Estimate::margin_per_sec`].
+//! much it may be off: [`super::verdict::Estimate::margin_per_sec`].
 
 use super::super::time::{Tick, nanos};
 use super::hysteresis::Band;
 use super::merge::Report;
 use super::sampling::{Control, ONE_IN_MAX, Sampling};
-use super::sketch::{Entry, Observation, Sketch, prefix};
-use super::treat::{self, Decision, Rates, Situation};
+use super::sketch::{Entry, Observation, Sketch};
+use super::treat::{self, Rates};
+use super::verdict::{Estimate, Explanation, Verdict, Why, WindowRecord, finding};
 use super::watch::{SUBS, Tally, Watch, Watches};
 use std::collections::VecDeque;
-use std::fmt;
 use std::time::Duration;
 
 /// The cost of one request is cut to this.
@@ -99,136 +99,6 @@ pub struct Sample<'a> {
     pub loaded: bool,
     /// How many requests this sample stands for: what [`Detector::sampling`] said when it was taken.
     pub one_in: u32,
-}
-
-/// A finished window.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct WindowRecord {
-    /// Samples taken.
-    pub samples: u64,
-    /// Requests that they and the dropped ones stand for.
-    pub requests: u64,
-    /// Samples that the shell had to drop.
-    pub dropped: u64,
-    /// How long it was, measured.
-    pub duration: Duration,
-    /// The largest `N` in it.
-    pub one_in: u32,
-    /// The detection floor: no slower key can be decided on.
-    pub floor_per_sec: f64,
-    /// Whether it lasted much longer than planned. Its rates are still right: they are divided by
-    /// the measured duration.
-    pub stalled: bool,
-}
-
-/// What is known of one key's rate in the last finished window.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Estimate {
-    /// The key, cut as in the sketch.
-    pub key: Box<[u8]>,
-    /// The hash that it came with.
-    pub hash: u64,
-    /// The sampled count, scaled. No less than the samples of this key.
-    pub estimate_per_sec: f64,
-    /// The sampled count less the sketch's error, scaled. No more than the samples of this key.
-    pub lower_bound_per_sec: f64,
-    /// By how much sampling may have put both off. Zero where every request is counted.
-    pub margin_per_sec: f64,
-    /// The part of the lower bound that was reads, and that was writes.
-    pub demand: Rates,
-    /// The part of the lower bound that reached the store.
-    pub load_per_sec: f64,
-}
-
-/// What a verdict was made from.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Why {
-    /// The count, less its margin, reached what a whole window at the threshold brings.
-    Proven {
-        /// The count.
-        lower: f64,
-        /// Its margin.
-        margin: f64,
-        /// What was needed.
-        needed: f64,
-        /// The threshold in force.
-        threshold_per_sec: f64,
-    },
-    /// The count, with its margin, stayed below the lower line.
-    Cooled {
-        /// The count with its margin.
-        upper: f64,
-        /// What it stayed below.
-        below: f64,
-        /// In how many windows in a row.
-        windows: u8,
-    },
-}
-
-/// The key of a verdict, and the numbers behind it.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Finding {
-    /// The key, cut as in the sketch.
-    pub key: Box<[u8]>,
-    /// The hash that it came with.
-    pub hash: u64,
-    /// What was asked for, as a rate over the span that proves it. For a key that has just turned
-    /// hot this is less than its present rate.
-    pub demand: Rates,
-    /// What reached the store.
-    pub load_per_sec: f64,
-    /// The demand less its margin.
-    pub lower_bound_per_sec: f64,
-    /// One sample stands for this many requests.
-    pub one_in: u32,
-    /// When.
-    pub at: Tick,
-    /// Why.
-    pub why: Why,
-    /// What to do about the key.
-    pub decision: Decision,
-}
-
-/// What changed.
-#[derive(Clone, PartialEq, Debug)]
-pub enum Verdict {
-    /// A key turned hot.
-    Promote(Finding),
-    /// A hot key's treatment changed: it gained or lost its near cache.
-    Treat(Finding),
-    /// A key is no longer hot.
-    Demote(Finding),
-}
-
-impl Verdict {
-    /// The numbers behind it.
-    #[must_use]
-    pub fn finding(&self) -> &Finding {
-        match self {
-            Verdict::Promote(f) | Verdict::Treat(f) | Verdict::Demote(f) => f,
-        }
-    }
-}
-
-/// What the detector knows of one key, for `explain`.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Explanation {
-    /// Its rate in the last finished window, if the sketch held it there.
-    pub estimate: Option<Estimate>,
-    /// Since when it is hot.
-    pub hot_since: Option<Tick>,
-    /// Since when its reads carry a near cache.
-    pub near_since: Option<Tick>,
-    /// Cool windows in a row so far.
-    pub cool_windows: u8,
-    /// The count of the sliding window, if the key is watched.
-    pub sliding: Option<f64>,
-    /// What the sliding window must reach, with a margin.
-    pub needed: f64,
-    /// The threshold in force.
-    pub threshold_per_sec: f64,
-    /// The detection floor.
-    pub floor_per_sec: f64,
 }
 
 /// The running window.
@@ -651,46 +521,233 @@ impl Detector {
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "every argument is a number that the finding shows")]
-fn finding(
-    at: Tick,
-    watch: &Watch,
-    tally: Tally,
-    span_secs: f64,
-    one_in: u32,
-    why: Why,
-    z: f64,
-    treat: &treat::Options,
-) -> Finding {
-    let demand = Rates {
-        reads_per_sec: f64::from(tally.reads) / span_secs,
-        writes_per_sec: f64::from(tally.writes) / span_secs,
-    };
-    let margin = z * f64::from(tally.squares).sqrt();
-    Finding {
-        key: prefix(watch.key()).into(),
-        hash: watch.hash(),
-        demand,
-        load_per_sec: f64::from(tally.loads) / span_secs,
-        lower_bound_per_sec: ((tally.total() - margin) / span_secs).max(0.0),
-        one_in,
-        at,
-        why,
-        decision: treat::decide(treat, &Situation::alone(demand, watch.near.is_on())),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl fmt::Display for Why {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Why::Proven { lower, margin, needed, threshold_per_sec } => write!(
-                f,
-                "{lower:.0} less {margin:.0} against {needed:.0}, a window at \
-                 {threshold_per_sec:.0}/s",
-            ),
-            Why::Cooled { upper, below, windows } => {
-                write!(f, "at most {upper:.0} against {below:.0}, {windows} windows in a row")
+    /// A detector under evenly spaced requests, driven as a driver that is never late.
+    struct Rig {
+        detector: Detector,
+        now: Tick,
+        verdicts: Vec<Verdict>,
+    }
+
+    impl Rig {
+        fn new(options: Options) -> Rig {
+            let mut detector = Detector::new(options, 1);
+            detector.handle_start(Tick::ZERO);
+            Rig { detector, now: Tick::ZERO, verdicts: Vec::new() }
+        }
+
+        fn advance(&mut self, to: Tick) {
+            while let Some(due) = self.detector.poll_timeout().filter(|due| *due <= to) {
+                self.detector.handle_timeout(due);
+                self.verdicts.extend(std::iter::from_fn(|| self.detector.poll_verdict()));
+            }
+            self.now = to;
+        }
+
+        fn sample(&mut self, key: u64, write: bool, loaded: bool) {
+            let one_in = self.detector.sampling();
+            let bytes = key.to_le_bytes();
+            let sample = Sample { hash: key, key: &bytes, write, weight: 1, loaded, one_in };
+            self.verdicts.extend(self.detector.handle_sample(self.now, &sample));
+        }
+
+        /// Requests of one key at a steady rate, each sampled.
+        fn run(&mut self, key: u64, write: bool, per_sec: u64, secs: u64) {
+            let start = self.now;
+            for i in 0..per_sec * secs {
+                self.advance(start.after(Duration::from_nanos(i * 1_000_000_000 / per_sec)));
+                self.sample(key, write, true);
+            }
+            self.advance(start.after(Duration::from_secs(secs)));
+        }
+
+        fn names(&self) -> Vec<&'static str> {
+            let name = |verdict: &Verdict| match verdict {
+                Verdict::Promote(_) => "promote",
+                Verdict::Treat(_) => "treat",
+                Verdict::Demote(_) => "demote",
+            };
+            self.verdicts.iter().map(name).collect()
+        }
+    }
+
+    #[test]
+    fn a_hot_key_is_promoted_once_and_demoted_after_five_cool_windows() {
+        let mut rig = Rig::new(Options::default());
+        rig.run(1, false, 500, 4);
+        assert_eq!(rig.names(), ["promote"]);
+        let promoted = rig.verdicts[0].finding();
+        assert!(promoted.at <= Tick(300_000_000), "{:?}", promoted.at);
+        assert!(promoted.lower_bound_per_sec >= 50.0 && promoted.decision.near);
+        assert_eq!(rig.detector.hot().collect::<Vec<_>>(), [1]);
+        let stopped = rig.now;
+        rig.advance(stopped.after(Duration::from_secs(60)));
+        assert_eq!(rig.names(), ["promote", "demote"]);
+        let demoted = rig.verdicts[1].finding();
+        // Five windows of two seconds, the first of which began when the key stopped.
+        assert_eq!(demoted.at.since(stopped), Duration::from_secs(10));
+        assert_eq!(demoted.why.to_string(), "at most 2 against 80, 5 windows in a row");
+        assert_eq!(rig.detector.poll_timeout(), None, "no traffic and no hot key: no timer");
+    }
+
+    #[test]
+    fn a_key_served_from_the_near_cache_stays_hot_and_its_load_is_told_apart() {
+        let mut rig = Rig::new(Options::default());
+        for i in 0..20_000u64 {
+            rig.advance(Tick(i * 1_000_000));
+            rig.sample(1, false, i % 100 == 0);
+        }
+        assert_eq!(rig.names(), ["promote"]);
+        let top = &rig.detector.top(1)[0];
+        assert!((top.demand.reads_per_sec - 1_000.0).abs() < 1.0);
+        assert!((top.load_per_sec - 10.0).abs() < 1.0);
+    }
+
+    #[test]
+    fn a_write_hot_key_gains_a_near_cache_when_its_reads_grow_and_loses_it_again() {
+        let mut rig = Rig::new(Options::default());
+        rig.run(1, true, 500, 4);
+        assert!(!rig.verdicts[0].finding().decision.near);
+        for i in 0..20_000u64 {
+            rig.advance(Tick(4_000_000_000 + i * 1_000_000));
+            rig.sample(1, i % 2 == 0, true);
+        }
+        assert_eq!(rig.names(), ["promote", "treat"]);
+        assert!(rig.verdicts[1].finding().decision.near);
+        rig.run(1, true, 500, 20);
+        assert_eq!(rig.names(), ["promote", "treat", "treat"]);
+        assert!(!rig.verdicts[2].finding().decision.near);
+    }
+
+    #[test]
+    fn the_window_grows_until_the_threshold_means_a_hundred_events() {
+        let window = |promote_per_sec, one_in| {
+            let sampling = Sampling::Fixed(one_in);
+            let detector =
+                Detector::new(Options { promote_per_sec, sampling, ..Options::default() }, 0);
+            (detector.window(), detector.threshold_per_sec())
+        };
+        assert_eq!(window(10_000.0, 100), (Duration::from_secs(1), 10_000.0));
+        assert_eq!(window(50.0, 1), (Duration::from_secs(2), 50.0));
+        assert_eq!(window(50.0, 100), (Duration::from_secs(10), 1_000.0));
+        assert_eq!(window(f64::INFINITY, 1).0, Duration::from_secs(1));
+        assert_eq!(window(f64::NAN, 1).0, Duration::from_secs(10));
+    }
+
+    #[test]
+    fn a_stalled_window_is_divided_by_its_real_duration_and_flagged() {
+        let options = Options { promote_per_sec: 1_000.0, ..Options::default() };
+        let mut rig = Rig::new(options);
+        for _ in 0..3_000 {
+            rig.sample(1, false, true);
+        }
+        let promoted_before_the_stall = rig.verdicts.len();
+        assert_eq!(promoted_before_the_stall, 1);
+        rig.detector.handle_timeout(Tick(5_000_000_000));
+        let record = rig.detector.window_record().unwrap();
+        assert!(record.stalled);
+        assert_eq!(record.duration, Duration::from_secs(5));
+        assert!((rig.detector.top(1)[0].estimate_per_sec - 600.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn samples_that_come_after_a_stall_do_not_promote_a_slow_key() {
+        let options = Options { promote_per_sec: 1_000.0, ..Options::default() };
+        let mut rig = Rig::new(options);
+        rig.now = Tick(10_000_000_000);
+        for _ in 0..6_000 {
+            rig.sample(1, false, true);
+        }
+        assert_eq!(rig.names(), [""; 0]);
+    }
+
+    #[test]
+    fn n_follows_the_budget_and_returns_to_one() {
+        let sampling = Sampling::Budget { per_sec: 1_000 };
+        let mut rig = Rig::new(Options { sampling, ..Options::default() });
+        let mut skipped = 0;
+        let mut taken = 0u64;
+        for i in 0..400_000u64 {
+            rig.advance(Tick(i * 10_000));
+            skipped += 1;
+            if skipped >= rig.detector.sampling() {
+                skipped = 0;
+                taken += 1;
+                rig.sample(i % 1_000, false, true);
             }
         }
+        assert_eq!(rig.detector.sampling(), 100);
+        assert!(taken <= 8_000, "four seconds, and the surge at their beginning: {taken}");
+        let record = rig.detector.window_record().unwrap();
+        assert!((record.requests as f64 / record.duration.as_secs_f64() - 1e5).abs() < 1e4);
+        rig.run(7, false, 10, 60);
+        assert_eq!(rig.detector.sampling(), 1);
+    }
+
+    #[test]
+    fn dropped_samples_raise_n_and_never_demote() {
+        let sampling = Sampling::Budget { per_sec: 1_000 };
+        let mut rig = Rig::new(Options { sampling, ..Options::default() });
+        rig.run(1, false, 500, 4);
+        for second in 4..40u64 {
+            rig.advance(Tick(second * 1_000_000_000));
+            rig.detector.handle_dropped(rig.now, 5_000);
+        }
+        assert!(rig.detector.sampling() > 1);
+        assert!(rig.detector.window_record().unwrap().dropped > 0);
+        assert_eq!(rig.names(), ["promote"]);
+    }
+
+    #[test]
+    fn the_rate_at_which_little_is_seen_does_not_demote() {
+        // At N = 100 a key of 300/s is below the floor, and still above the configured line.
+        let mut rig = Rig::new(Options::default());
+        rig.run(1, false, 300, 4);
+        rig.detector.control = Control::new(Sampling::Fixed(100));
+        let start = rig.now;
+        for i in 0..600u64 {
+            rig.advance(start.after(Duration::from_nanos(i * 333_333_333)));
+            rig.sample(1, false, true);
+        }
+        assert!(rig.detector.floor_per_sec() > 300.0);
+        assert_eq!(rig.names(), ["promote"]);
+    }
+
+    #[test]
+    fn explain_shows_what_was_seen_and_what_was_needed() {
+        let mut rig = Rig::new(Options::default());
+        rig.run(1, false, 500, 4);
+        rig.run(2, false, 20, 2);
+        let hot = rig.detector.explain(1).unwrap();
+        assert!(hot.hot_since.is_some() && hot.near_since.is_some());
+        let cold = rig.detector.explain(2).unwrap();
+        assert_eq!((cold.hot_since, cold.needed), (None, 100.0));
+        assert!((cold.estimate.unwrap().estimate_per_sec - 20.0).abs() < 1.0);
+        assert_eq!(rig.detector.explain(3), None);
+    }
+
+    #[test]
+    fn a_report_describes_itself() {
+        let mut rig = Rig::new(Options::default());
+        rig.run(1, false, 500, 2);
+        let report = rig.detector.report(10).unwrap();
+        assert_eq!((report.capacity, report.floor, report.one_in), (256, 0, 1));
+        assert_eq!(report.duration, Duration::from_secs(2));
+        assert_eq!((report.total, report.entries[0].count), (1_000, 1_000));
+    }
+
+    #[test]
+    fn weights_count_as_cost() {
+        let mut rig = Rig::new(Options::default());
+        for i in 0..200u64 {
+            rig.advance(Tick(i * 100_000_000));
+            let sample =
+                Sample { hash: 1, key: b"big", write: false, weight: 40, loaded: true, one_in: 1 };
+            rig.verdicts.extend(rig.detector.handle_sample(rig.now, &sample));
+        }
+        assert_eq!(rig.names(), ["promote"]);
     }
 }

@@ -355,7 +355,10 @@ mod tests {
         sketch
     }
 
-    fn traces() -> impl Strategy<Value = Vec<(usize, usize, u64, Vec<(u8, u8)>)>> {
+    /// Counters, named keys, seed, and what was observed.
+    type Reporter = (usize, usize, u64, Vec<(u8, u8)>);
+
+    fn traces() -> impl Strategy<Value = Vec<Reporter>> {
         let trace = prop::collection::vec((0u8..30, 1u8..6), 0..120);
         prop::collection::vec((1usize..10, 1usize..12, any::<u64>(), trace), 1..6)
     }

@@ -8,6 +8,7 @@
 //! - [`watch`]: keys near the threshold, counted exactly over a sliding window.
 //! - [`hysteresis`]: when a count proves a key hot, when it proves it cool.
 //! - [`detect`]: the windows and the verdicts, made of the parts above.
+//! - [`verdict`]: what the detector says, with its numbers.
 //! - [`treat`]: which remedy fits a hot key, with the numbers behind the choice.
 //! - [`merge`]: reports of several processes as one ranked list with bounds.
 
@@ -18,4 +19,5 @@ pub mod merge;
 pub mod sampling;
 pub mod sketch;
 pub mod treat;
+pub mod verdict;
 pub mod watch;
