@@ -9,6 +9,7 @@
 //! - **Source**: Vitter 1987, skipping between samples; a fixed stride aliases with periodic
 //!   traffic (a key that comes once in 100 requests is never, or always, on a stride of 100).
 
+use super::super::time::Tick;
 use rand_xoshiro::rand_core::Rng;
 use std::time::Duration;
 
@@ -54,54 +55,69 @@ pub fn skip(rng: &mut impl Rng, one_in: u32) -> u32 {
 }
 
 /// The choice of `N`.
+///
+/// The budget is an average over a second, not a limit on every moment: a burst is when hot keys
+/// show, and reading it coarsely would miss them to save a millisecond of one core.
 #[derive(Clone, Debug)]
 pub(crate) struct Control {
     mode: Sampling,
     one_in: u32,
+    /// Samples that may still come at once: at most a second's worth.
+    tokens: f64,
+    tokens_at: Tick,
+    /// Requests a second, averaged over about a second.
+    rate: f64,
 }
 
 impl Control {
-    pub(crate) fn new(mode: Sampling) -> Control {
-        let one_in = match mode {
-            Sampling::Budget { .. } => 1,
-            Sampling::Fixed(n) => n.clamp(1, ONE_IN_MAX),
+    pub(crate) fn new(mode: Sampling, now: Tick) -> Control {
+        let (one_in, tokens) = match mode {
+            Sampling::Budget { per_sec } => (1, f64::from(per_sec.max(1))),
+            Sampling::Fixed(n) => (n.clamp(1, ONE_IN_MAX), 0.0),
         };
-        Control { mode, one_in }
+        Control { mode, one_in, tokens, tokens_at: now, rate: 0.0 }
     }
 
     pub(crate) fn one_in(&self) -> u32 {
         self.one_in
     }
 
-    /// Raises `N` if `samples` samples already exceed twice what a span of `planned` may yield: a
-    /// surge must not fill the shell's queue until the span ends. Called at every sample.
-    pub(crate) fn surge(&mut self, samples: u64, planned: Duration) -> bool {
-        let Sampling::Budget { per_sec } = self.mode else { return false };
-        let allowed = (f64::from(per_sec.max(1)) * planned.as_secs_f64()).max(1.0);
-        if samples as f64 <= 2.0 * allowed {
-            return false;
+    /// Takes note of `samples` samples, and doubles `N` each time that a second's worth of the
+    /// budget, or a quarter more, came at once: a surge must not fill the shell's queue until a
+    /// span ends. Called at every sample.
+    pub(crate) fn spend(&mut self, now: Tick, samples: u32) {
+        let Sampling::Budget { per_sec } = self.mode else { return };
+        let per_sec = f64::from(per_sec.max(1));
+        let earned = now.since(self.tokens_at).as_secs_f64() * per_sec;
+        self.tokens_at = self.tokens_at.max(now);
+        self.tokens = (self.tokens + earned).min(per_sec) - f64::from(samples);
+        if self.tokens < 0.0 {
+            self.one_in = self.one_in.saturating_mul(2).min(ONE_IN_MAX);
+            self.tokens = per_sec / 4.0;
         }
-        self.one_in = self.one_in.saturating_mul(2).min(ONE_IN_MAX);
-        true
     }
 
-    /// Raises `N` if `requests` within `span` do not fit the budget.
+    /// Raises `N` if the rate, of which `requests` within `span` are the latest part, does not fit
+    /// the budget.
     pub(crate) fn raise(&mut self, requests: u64, span: Duration) {
-        self.one_in = self.one_in.max(self.needed(requests, span, 1.0));
+        let secs = span.as_secs_f64().max(1e-9);
+        self.rate += (requests as f64 / secs - self.rate) * secs.min(1.0);
+        self.one_in = self.one_in.max(self.needed(self.rate));
     }
 
     /// Lowers `N` if `requests` within `span` fit the budget with a smaller one.
     pub(crate) fn lower(&mut self, requests: u64, span: Duration) {
-        self.one_in = self.one_in.min(self.needed(requests, span, LOWER_AT));
+        let rate = requests as f64 / span.as_secs_f64().max(1e-9);
+        self.one_in = self.one_in.min(self.needed(rate / LOWER_AT));
     }
 
-    fn needed(&self, requests: u64, span: Duration, share: f64) -> u32 {
-        let per_sec = match self.mode {
-            Sampling::Fixed(_) => return self.one_in,
-            Sampling::Budget { per_sec } => f64::from(per_sec.max(1)),
-        };
-        let rate = requests as f64 / span.as_secs_f64().max(1e-9);
-        ((rate / (per_sec * share)).ceil() as u32).clamp(1, ONE_IN_MAX)
+    fn needed(&self, rate: f64) -> u32 {
+        match self.mode {
+            Sampling::Fixed(_) => self.one_in,
+            Sampling::Budget { per_sec } => {
+                ((rate / f64::from(per_sec.max(1))).ceil() as u32).clamp(1, ONE_IN_MAX)
+            }
+        }
     }
 }
 
@@ -130,7 +146,7 @@ mod tests {
 
     #[test]
     fn every_request_is_sampled_below_the_budget() {
-        let mut control = Control::new(Sampling::default());
+        let mut control = Control::new(Sampling::default(), Tick::ZERO);
         control.raise(20_000, SECOND);
         assert_eq!(control.one_in(), 1);
         control.raise(20_001, SECOND);
@@ -139,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_rate_at_the_edge_does_not_move_n_every_window() {
-        let mut control = Control::new(Sampling::default());
+        let mut control = Control::new(Sampling::default(), Tick::ZERO);
         let mut changes = 0;
         for window in 0..1_000u64 {
             let before = control.one_in();
@@ -153,13 +169,20 @@ mod tests {
     }
 
     #[test]
-    fn a_surge_raises_n_before_the_span_ends() {
-        let mut control = Control::new(Sampling::Budget { per_sec: 1_000 });
-        assert!(!control.surge(200, SECOND / 10));
-        assert!(control.surge(201, SECOND / 10));
+    fn a_burst_of_a_second_s_budget_is_read_in_full_and_a_surge_raises_n_at_once() {
+        let mut control = Control::new(Sampling::Budget { per_sec: 1_000 }, Tick::ZERO);
+        (0..1_000).for_each(|_| control.spend(Tick(1), 1));
+        assert_eq!(control.one_in(), 1);
+        control.spend(Tick(1), 1);
         assert_eq!(control.one_in(), 2);
-        let mut fixed = Control::new(Sampling::Fixed(7));
-        assert!(!fixed.surge(u64::MAX, SECOND));
+        (0..251).for_each(|_| control.spend(Tick(2), 1));
+        assert_eq!(control.one_in(), 4);
+    }
+
+    #[test]
+    fn a_fixed_n_stays() {
+        let mut fixed = Control::new(Sampling::Fixed(7), Tick::ZERO);
+        fixed.spend(Tick(1), u32::MAX);
         fixed.raise(u64::MAX, SECOND);
         fixed.lower(0, SECOND);
         assert_eq!(fixed.one_in(), 7);
