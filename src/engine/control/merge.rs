@@ -1,0 +1,461 @@
+//! Reports of several processes as one ranked list.
+//!
+//! - **What**: a report describes itself (capacity, floor, `N`, measured duration), and a merge
+//!   adds reports up. A key that a reporter does not name may still have had as much as that
+//!   reporter's floor.
+//! - **Invariant**: `estimate - error <= observed <= estimate` for every key, named or not; the
+//!   order of the reports does not matter.
+//! - **Time and units**: counts are requests (or cost) within the merge's window; reports of
+//!   another duration are scaled to it, outwards.
+//! - **Bounds**: [`Limits`]; a report beyond them is refused whole, before anything is kept.
+//! - **Source**: Agarwal and others 2012 (summaries that merge); the floor on the wire is what
+//!   ClickHouse's summaries lacked when a partly filled one was merged as if it were full.
+
+use super::sketch::{KEY_PREFIX_BYTES, Sketch};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+/// One process's window.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Report {
+    /// Counters of the sketch: how many keys the report could have named.
+    pub capacity: u32,
+    /// No key outside `entries` had more than this.
+    pub floor: u64,
+    /// One sample stood for this many requests (the largest within the window).
+    pub one_in: u32,
+    /// How long the window was, measured.
+    pub duration: Duration,
+    /// Everything that was observed.
+    pub total: u64,
+    /// The named keys, each once.
+    pub entries: Vec<ReportEntry>,
+}
+
+/// One key of a report.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ReportEntry {
+    /// Which key.
+    pub key: ReportKey,
+    /// No less than what was observed.
+    pub count: u64,
+    /// By how much `count` may exceed it.
+    pub error: u64,
+    /// The part of `count - error` that was writes.
+    pub writes: u64,
+    /// The part of `count - error` that reached the store.
+    pub loads: u64,
+}
+
+/// A key in a report: its bytes, and where those are only a prefix, also the hash of the whole.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ReportKey {
+    /// The key, cut to [`KEY_PREFIX_BYTES`].
+    pub bytes: Box<[u8]>,
+    /// Zero for a whole key. Else reporters must hash alike for their counts to meet.
+    pub hash: u64,
+}
+
+impl ReportKey {
+    /// The key that a sketch knows by `bytes` and `hash`.
+    #[must_use]
+    pub fn new(bytes: &[u8], hash: u64) -> ReportKey {
+        let cut = bytes.len() >= KEY_PREFIX_BYTES;
+        ReportKey { bytes: bytes.into(), hash: if cut { hash } else { 0 } }
+    }
+}
+
+impl Report {
+    /// The `entries_max` largest counters of a sketch. What is left out raises the floor.
+    #[must_use]
+    pub fn of(sketch: &Sketch, one_in: u32, duration: Duration, entries_max: usize) -> Report {
+        let top = sketch.top(usize::MAX);
+        let named = top.len().min(entries_max);
+        let left_out = top.get(named).map_or(0, |entry| entry.count());
+        let entries = top[..named].iter().map(|entry| ReportEntry {
+            key: ReportKey::new(entry.key(), entry.hash()),
+            count: entry.count(),
+            error: entry.error(),
+            writes: entry.writes(),
+            loads: entry.loads(),
+        });
+        Report {
+            capacity: sketch.capacity() as u32,
+            floor: sketch.floor().max(left_out),
+            one_in,
+            duration,
+            total: sketch.total(),
+            entries: entries.collect(),
+        }
+    }
+}
+
+/// What a merge accepts.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Reports.
+    pub reports_max: u32,
+    /// Keys in one report.
+    pub entries_max: u32,
+    /// Different keys in all.
+    pub keys_max: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { reports_max: 4_096, entries_max: 4_096, keys_max: 65_536 }
+    }
+}
+
+/// Why a report was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refused {
+    /// The merge has as many reports or different keys as it may hold.
+    Full,
+    /// The report names more keys than it has counters for, or than are accepted.
+    TooManyEntries,
+    /// A key is longer than [`KEY_PREFIX_BYTES`].
+    KeyTooLong,
+    /// A key is named twice.
+    Repeated,
+    /// Numbers that no sketch gives: an error above its count, parts above their whole, a window
+    /// without duration.
+    Inconsistent,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Refused::Full => "the merge is full",
+            Refused::TooManyEntries => "too many entries in the report",
+            Refused::KeyTooLong => "a key in the report is too long",
+            Refused::Repeated => "a key in the report is named twice",
+            Refused::Inconsistent => "the numbers of the report contradict each other",
+        })
+    }
+}
+
+/// One key of a merge.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Merged {
+    /// Which key.
+    pub key: ReportKey,
+    /// No less than what all reporters observed.
+    pub estimate: u64,
+    /// By how much `estimate` may exceed it.
+    pub error: u64,
+    /// The part of the lower bound that was writes.
+    pub writes: u64,
+    /// The part of the lower bound that reached the store.
+    pub loads: u64,
+    /// How many reporters named it.
+    pub reporters: u32,
+}
+
+impl Merged {
+    /// No more than what all reporters observed.
+    #[must_use]
+    pub fn lower_bound(&self) -> u64 {
+        self.estimate - self.error
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+struct Sum {
+    count: u64,
+    lower: u64,
+    writes: u64,
+    loads: u64,
+    /// The floors of those reporters that named the key.
+    floors: u64,
+    reporters: u32,
+}
+
+/// Adds reports up.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Merge {
+    window: Duration,
+    keys_max: u32,
+    reports_max: u32,
+    entries_max: u32,
+    sums: BTreeMap<ReportKey, Sum>,
+    floors: u64,
+    total: u64,
+    reports: u32,
+    one_in_max: u32,
+}
+
+impl Merge {
+    /// A merge whose counts are per `window`.
+    #[must_use]
+    pub fn new(window: Duration, limits: Limits) -> Merge {
+        Merge {
+            window: window.max(Duration::from_nanos(1)),
+            keys_max: limits.keys_max,
+            reports_max: limits.reports_max,
+            entries_max: limits.entries_max,
+            sums: BTreeMap::new(),
+            floors: 0,
+            total: 0,
+            reports: 0,
+            one_in_max: 1,
+        }
+    }
+
+    /// Adds one report.
+    ///
+    /// # Errors
+    /// A report beyond the limits, or one that no sketch gives, is refused and changes nothing.
+    pub fn add(&mut self, report: &Report) -> Result<(), Refused> {
+        self.check(report)?;
+        let floor = self.scale_up(report.floor, report);
+        for entry in &report.entries {
+            let count = self.scale_up(entry.count, report);
+            let lower = self.scale_down(entry.count - entry.error, report);
+            let writes = self.scale_down(entry.writes, report);
+            let loads = self.scale_down(entry.loads, report);
+            let sum = self.sums.entry(entry.key.clone()).or_default();
+            sum.count = sum.count.saturating_add(count);
+            sum.lower = sum.lower.saturating_add(lower);
+            sum.writes = sum.writes.saturating_add(writes);
+            sum.loads = sum.loads.saturating_add(loads);
+            sum.floors = sum.floors.saturating_add(floor);
+            sum.reporters += 1;
+        }
+        self.floors = self.floors.saturating_add(floor);
+        self.total = self.total.saturating_add(self.scale_down(report.total, report));
+        self.reports += 1;
+        self.one_in_max = self.one_in_max.max(report.one_in);
+        Ok(())
+    }
+
+    /// All keys, the largest lower bound first; equal ones in the order of their keys.
+    #[must_use]
+    pub fn ranked(&self) -> Vec<Merged> {
+        let mut all: Vec<Merged> =
+            self.sums.iter().map(|(key, sum)| self.merged(key, sum)).collect();
+        all.sort_by(|a, b| b.lower_bound().cmp(&a.lower_bound()).then_with(|| a.key.cmp(&b.key)));
+        all
+    }
+
+    /// One key.
+    #[must_use]
+    pub fn get(&self, key: &ReportKey) -> Option<Merged> {
+        self.sums.get(key).map(|sum| self.merged(key, sum))
+    }
+
+    /// No key that no report names was observed more often than this.
+    #[must_use]
+    pub fn floor(&self) -> u64 {
+        self.floors
+    }
+
+    /// Everything that was observed.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// How many reports were added.
+    #[must_use]
+    pub fn reports(&self) -> u32 {
+        self.reports
+    }
+
+    /// The largest `N` among the reports.
+    #[must_use]
+    pub fn one_in_max(&self) -> u32 {
+        self.one_in_max
+    }
+
+    fn merged(&self, key: &ReportKey, sum: &Sum) -> Merged {
+        let absent = self.floors.saturating_sub(sum.floors);
+        let estimate = sum.count.saturating_add(absent);
+        Merged {
+            key: key.clone(),
+            estimate,
+            error: estimate.saturating_sub(sum.lower),
+            writes: sum.writes,
+            loads: sum.loads,
+            reporters: sum.reporters,
+        }
+    }
+
+    fn check(&self, report: &Report) -> Result<(), Refused> {
+        let entries = u32::try_from(report.entries.len()).unwrap_or(u32::MAX);
+        if entries > report.capacity.min(self.entries_max) {
+            return Err(Refused::TooManyEntries);
+        }
+        if report.duration.is_zero() || report.one_in == 0 {
+            return Err(Refused::Inconsistent);
+        }
+        let mut keys: Vec<&ReportKey> = Vec::with_capacity(report.entries.len());
+        for entry in &report.entries {
+            if entry.key.bytes.len() > KEY_PREFIX_BYTES {
+                return Err(Refused::KeyTooLong);
+            }
+            let lower = entry.count.checked_sub(entry.error).ok_or(Refused::Inconsistent)?;
+            if entry.writes > lower || entry.loads > lower {
+                return Err(Refused::Inconsistent);
+            }
+            keys.push(&entry.key);
+        }
+        keys.sort_unstable();
+        if keys.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(Refused::Repeated);
+        }
+        let new = keys.iter().filter(|key| !self.sums.contains_key(**key)).count();
+        if self.reports >= self.reports_max || self.sums.len() + new > self.keys_max as usize {
+            return Err(Refused::Full);
+        }
+        Ok(())
+    }
+
+    /// Upper bounds are rounded up, lower ones down. What is bounded for a report of another
+    /// duration is its mean over that duration.
+    fn scale_up(&self, count: u64, report: &Report) -> u64 {
+        scaled(count, self.window, report.duration, true)
+    }
+
+    fn scale_down(&self, count: u64, report: &Report) -> u64 {
+        scaled(count, self.window, report.duration, false)
+    }
+}
+
+fn scaled(count: u64, window: Duration, duration: Duration, up: bool) -> u64 {
+    if window == duration {
+        return count;
+    }
+    let (to, from) = (window.as_nanos(), duration.as_nanos());
+    let product = u128::from(count).saturating_mul(to);
+    let scaled = if up { product.div_ceil(from) } else { product / from };
+    u64::try_from(scaled).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sketch::Observation;
+    use super::*;
+    use proptest::prelude::*;
+
+    const WINDOW: Duration = Duration::from_secs(1);
+
+    fn sketch_of(capacity: usize, seed: u64, trace: &[(u8, u8)]) -> Sketch {
+        let mut sketch = Sketch::new(capacity, seed);
+        for (key, weight) in trace {
+            sketch.observe(&Observation {
+                hash: u64::from(*key).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+                key: &[*key],
+                weight: u64::from(*weight),
+                write: weight % 2 == 0,
+                loaded: weight % 3 == 0,
+            });
+        }
+        sketch
+    }
+
+    /// Counters, named keys, seed, and what was observed.
+    type Reporter = (usize, usize, u64, Vec<(u8, u8)>);
+
+    fn traces() -> impl Strategy<Value = Vec<Reporter>> {
+        let trace = prop::collection::vec((0u8..30, 1u8..6), 0..120);
+        prop::collection::vec((1usize..10, 1usize..12, any::<u64>(), trace), 1..6)
+    }
+
+    fn report(entries: Vec<ReportEntry>) -> Report {
+        Report { capacity: 4, floor: 0, one_in: 1, duration: WINDOW, total: 9, entries }
+    }
+
+    fn entry(key: &[u8], count: u64, error: u64) -> ReportEntry {
+        ReportEntry { key: ReportKey::new(key, 0), count, error, writes: 0, loads: 0 }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(400))]
+        #[test]
+        fn merged_bounds_hold_and_the_order_does_not_matter(all in traces()) {
+            let reports: Vec<Report> = all
+                .iter()
+                .map(|(k, named, seed, trace)| {
+                    Report::of(&sketch_of(*k, *seed, trace), 1, WINDOW, *named)
+                })
+                .collect();
+            let mut forward = Merge::new(WINDOW, Limits::default());
+            let mut backward = Merge::new(WINDOW, Limits::default());
+            for report in &reports {
+                forward.add(report).unwrap();
+            }
+            for report in reports.iter().rev() {
+                backward.add(report).unwrap();
+            }
+            prop_assert_eq!(&forward, &backward);
+            for key in 0u8..30 {
+                let truth: u64 = all
+                    .iter()
+                    .flat_map(|(_, _, _, trace)| trace)
+                    .filter(|(k, _)| *k == key)
+                    .map(|(_, weight)| u64::from(*weight))
+                    .sum();
+                match forward.get(&ReportKey::new(&[key], 0)) {
+                    Some(m) => {
+                        prop_assert!(m.lower_bound() <= truth && truth <= m.estimate);
+                        prop_assert!(m.writes <= truth && m.loads <= truth);
+                    }
+                    None => prop_assert!(truth <= forward.floor()),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_absent_key_costs_its_reporter_s_floor() {
+        let mut merge = Merge::new(WINDOW, Limits::default());
+        merge.add(&report(vec![entry(b"a", 10, 2)])).unwrap();
+        merge.add(&Report { floor: 3, ..report(vec![]) }).unwrap();
+        let a = merge.get(&ReportKey::new(b"a", 0)).unwrap();
+        assert_eq!((a.estimate, a.error, a.lower_bound(), a.reporters), (13, 5, 8, 1));
+        assert_eq!(merge.floor(), 3);
+    }
+
+    #[test]
+    fn reports_of_another_duration_are_scaled_outwards() {
+        let mut merge = Merge::new(WINDOW, Limits::default());
+        let long = Report {
+            floor: 1,
+            duration: Duration::from_secs(3),
+            ..report(vec![entry(b"a", 10, 2)])
+        };
+        merge.add(&long).unwrap();
+        let a = merge.get(&ReportKey::new(b"a", 0)).unwrap();
+        assert_eq!((a.estimate, a.lower_bound(), merge.floor()), (4, 2, 1));
+    }
+
+    #[test]
+    fn a_report_that_no_sketch_gives_changes_nothing() {
+        let mut merge = Merge::new(WINDOW, Limits { keys_max: 2, ..Limits::default() });
+        let before = merge.clone();
+        let many = vec![entry(b"a", 1, 0); 5];
+        let long = vec![entry(&[0; KEY_PREFIX_BYTES + 1], 1, 0)];
+        let distinct = vec![entry(b"a", 1, 0), entry(b"b", 1, 0), entry(b"c", 1, 0)];
+        let zero = Report { duration: Duration::ZERO, ..report(vec![]) };
+        for (bad, why) in [
+            (report(many), Refused::TooManyEntries),
+            (report(long), Refused::KeyTooLong),
+            (report(vec![entry(b"a", 1, 0); 2]), Refused::Repeated),
+            (report(vec![entry(b"a", 1, 2)]), Refused::Inconsistent),
+            (zero, Refused::Inconsistent),
+            (report(distinct), Refused::Full),
+        ] {
+            assert_eq!(merge.add(&bad), Err(why));
+            assert_eq!(merge, before);
+        }
+    }
+
+    #[test]
+    fn cut_keys_meet_by_prefix_and_hash() {
+        let cut = [b'x'; KEY_PREFIX_BYTES];
+        assert_ne!(ReportKey::new(&cut, 1), ReportKey::new(&cut, 2));
+        assert_eq!(ReportKey::new(b"short", 1), ReportKey::new(b"short", 2));
+    }
+}
