@@ -1,0 +1,608 @@
+//! What a store may name in its capability; what it does not name must answer `Unsupported`.
+
+use super::{Cx, Report, Seen, ok, refused, same};
+use crate::store::{Capability, Delivery, Once, Store, Take, Version};
+use crate::{Error, ErrorKind, Key};
+use bytes::Bytes;
+use std::time::Duration;
+
+pub(super) async fn run<S: Store>(cx: &Cx<S>, report: &mut Report) {
+    let can = report.capability;
+    writes(cx, report, can).await;
+    counters(cx, report, can).await;
+    rest(cx, report, can).await;
+}
+
+async fn writes<S: Store>(cx: &Cx<S>, report: &mut Report, can: Capability) {
+    if can.compare_and_set {
+        checks!(report, cx, "compare_and_set":
+            "sets when the value is the expected one, else not" => cas_expected,
+            "sets with a ttl" => cas_ttl,
+            "of many that expect absence one wins" => cas_race,
+            "increments by it are all counted" => cas_loop,
+        );
+    } else {
+        checks!(report, cx, "compare_and_set": "not named, so unsupported" => no_cas);
+    }
+    if can.put_if_newer {
+        checks!(report, cx, "put_if_newer":
+            "older and equal versions never replace a newer one" => newer_order,
+            "an incarnation outranks any number" => newer_incarnation,
+            "in any order the newest is left" => newer_race,
+            "its values expire, and an expired version is forgotten" => newer_ttl,
+        );
+    } else {
+        checks!(report, cx, "put_if_newer": "not named, so unsupported" => no_newer);
+    }
+    if can.claim_lane && can.put_if_newer {
+        checks!(report, cx, "claim_lane":
+            "raises the incarnation, keeps the bytes, fences the old writer" => lane_claim,
+            "concurrent claims get different incarnations" => lane_race,
+        );
+    } else if !can.claim_lane {
+        checks!(report, cx, "claim_lane": "not named, so unsupported" => no_lane);
+    }
+    if can.version {
+        checks!(report, cx, "version": "a later put has a later version" => version_grows);
+    }
+}
+
+async fn counters<S: Store>(cx: &Cx<S>, report: &mut Report, can: Capability) {
+    if can.seal {
+        checks!(report, cx, "seal":
+            "a sealed counter refuses adds and reads the same" => seal_closes,
+            "sealing twice with one tag is harmless, with another refused" => seal_twice,
+            "opens by its own tag only, and counts again" => seal_open,
+            "an absent counter seals at zero" => seal_absent,
+            "what is no number is refused and kept" => seal_wrong,
+            "no add is acknowledged beyond the sealed total" => seal_race,
+        );
+    } else {
+        checks!(report, cx, "seal": "not named, so unsupported" => no_seal);
+    }
+    if can.add_once {
+        checks!(report, cx, "add_once":
+            "an id counts once, another again" => once_counts,
+            "a poisoned id never counts" => once_poison,
+            "an id that counted cannot be poisoned" => once_late_poison,
+            "of many with one id one counts" => once_race,
+            "a refused add does not use up its id" => once_refused,
+        );
+    } else {
+        checks!(report, cx, "add_once": "not named, so unsupported" => no_once);
+    }
+    if can.take {
+        checks!(report, cx, "take":
+            "takes what is there and no more" => take_short,
+            "a hold takes once and hears the same" => take_hold,
+            "never oversells" => take_race,
+        );
+    } else {
+        checks!(report, cx, "take": "not named, so unsupported" => no_take);
+    }
+}
+
+async fn rest<S: Store>(cx: &Cx<S>, report: &mut Report, can: Capability) {
+    if can.publish {
+        checks!(report, cx, "publish":
+            "messages arrive in order, at their channel only" => publish_order,
+            "all subscribers hear, later ones only what is later" => publish_all,
+            "a dropped wait loses no message" => publish_cancel,
+        );
+    } else {
+        checks!(report, cx, "publish": "not named, so unsupported" => no_publish);
+    }
+    if can.replicas {
+        checks!(report, cx, "replicas": "a replica catches up" => replica_catches_up);
+    } else {
+        checks!(report, cx, "replicas": "not named, so unsupported" => no_replica);
+    }
+    if can.shard_of {
+        checks!(report, cx, "shard_of": "a key stays on its shard" => shard_stable);
+    } else {
+        checks!(report, cx, "shard_of": "not named, so none" => no_shard);
+    }
+}
+
+async fn clean<S: Store>(cx: &Cx<S>, key: &Key) {
+    drop(cx.store.delete_many(std::slice::from_ref(key)).await);
+}
+
+async fn no_cas<S: Store>(cx: Cx<S>) -> Seen {
+    let got = cx.store.compare_and_set(&cx.key("x"), None, "1".into(), None).await;
+    refused("compare_and_set", got, ErrorKind::Unsupported)
+}
+
+async fn no_newer<S: Store>(cx: Cx<S>) -> Seen {
+    let got = cx.store.put_if_newer(&cx.key("x"), Version::seq(1), "1".into(), None).await;
+    refused("put_if_newer", got, ErrorKind::Unsupported)
+}
+
+async fn no_lane<S: Store>(cx: Cx<S>) -> Seen {
+    refused("claim_lane", cx.store.claim_lane(&cx.key("x")).await, ErrorKind::Unsupported)
+}
+
+async fn no_seal<S: Store>(cx: Cx<S>) -> Seen {
+    refused("seal", cx.store.seal(&cx.key("x"), 1).await, ErrorKind::Unsupported)?;
+    refused("open", cx.store.open(&cx.key("x"), 1).await, ErrorKind::Unsupported)
+}
+
+async fn no_once<S: Store>(cx: Cx<S>) -> Seen {
+    let (key, id) = (cx.key("x"), cx.key("id"));
+    refused("add_once", cx.store.add_once(&key, &id, 1).await, ErrorKind::Unsupported)?;
+    refused("poison_once", cx.store.poison_once(&key, &id).await, ErrorKind::Unsupported)
+}
+
+async fn no_take<S: Store>(cx: Cx<S>) -> Seen {
+    let got = cx.store.take(&cx.key("x"), 1, &cx.key("hold")).await;
+    refused("take", got, ErrorKind::Unsupported)
+}
+
+async fn no_publish<S: Store>(cx: Cx<S>) -> Seen {
+    let got = cx.store.publish(&cx.key("x"), "m".into()).await;
+    refused("publish", got, ErrorKind::Unsupported)?;
+    refused("subscribe", cx.store.subscribe(&cx.key("x")).await, ErrorKind::Unsupported)
+}
+
+async fn no_replica<S: Store>(cx: Cx<S>) -> Seen {
+    refused("get_replica", cx.store.get_replica(&cx.key("x")).await, ErrorKind::Unsupported)
+}
+
+async fn no_shard<S: Store>(cx: Cx<S>) -> Seen {
+    same("shard_of", &cx.store.shard_of(&cx.key("x")), &None)
+}
+
+async fn cas_expected<S: Store>(cx: Cx<S>) -> Seen {
+    let key = cx.key("expected");
+    let some = |s: &'static str| Some(Bytes::from(s));
+    for (expected, value, want, left) in [
+        (some("a"), "b", false, None),
+        (None, "a", true, some("a")),
+        (None, "c", false, some("a")),
+        (some("x"), "c", false, some("a")),
+        (some("a"), "", true, some("")),
+        (None, "c", false, some("")),
+        (some(""), "d", true, some("d")),
+    ] {
+        let what = format!("{expected:?} → {value:?}");
+        let set = cx.store.compare_and_set(&key, expected, value.into(), None).await;
+        same(&what, &ok(&what, set)?, &want)?;
+        same(&what, &cx.bytes(&key).await?, &left)?;
+    }
+    clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn cas_ttl<S: Store>(cx: Cx<S>) -> Seen {
+    let (key, ttl) = (cx.key("ttl"), cx.ttl);
+    let set = cx.store.compare_and_set(&key, None, "1".into(), Some(ttl)).await;
+    same("set", &ok("compare_and_set", set)?, &true)?;
+    cx.sleep(ttl + ttl / 2).await;
+    same("after its ttl", &cx.bytes(&key).await?, &None)
+}
+
+async fn cas_race<S: Store>(cx: Cx<S>) -> Seen {
+    let key = cx.key("race");
+    let of = key.clone();
+    let sets = cx
+        .together(8, move |cx, i| {
+            let key = of.clone();
+            async move { cx.store.compare_and_set(&key, None, i.to_string().into(), None).await }
+        })
+        .await?;
+    let mut won = 0;
+    for set in sets {
+        won += usize::from(ok("compare_and_set", set)?);
+    }
+    clean(&cx, &key).await;
+    same("winners", &won, &1)
+}
+
+async fn cas_loop<S: Store>(cx: Cx<S>) -> Seen {
+    let key = cx.key("loop");
+    let of = key.clone();
+    let done = cx
+        .together(4, move |cx, _| {
+            let key = of.clone();
+            async move {
+                let mut left = 10;
+                while left > 0 {
+                    let old = cx.bytes(&key).await?;
+                    let text = old.clone().unwrap_or_else(|| "0".into());
+                    let n: u64 = String::from_utf8_lossy(&text).parse().unwrap_or(0);
+                    let new = (n + 1).to_string().into();
+                    let set = cx.store.compare_and_set(&key, old, new, None).await;
+                    left -= usize::from(ok("compare_and_set", set)?);
+                }
+                Ok::<(), String>(())
+            }
+        })
+        .await?;
+    done.into_iter().collect::<Seen>()?;
+    let total = cx.bytes(&key).await?;
+    clean(&cx, &key).await;
+    same("the sum", &total, &Some("40".into()))
+}
+
+async fn put_at<S: Store>(cx: &Cx<S>, key: &Key, inc: u64, seq: u64) -> Result<bool, String> {
+    let (version, bytes) = (Version { incarnation: inc, seq }, format!("{inc}.{seq}"));
+    ok("put_if_newer", cx.store.put_if_newer(key, version, bytes.into(), None).await)
+}
+
+async fn newer_order<S: Store>(cx: Cx<S>) -> Seen {
+    let key = cx.key("order");
+    for (seq, want) in [(5, true), (5, false), (4, false), (6, true), (1, false), (6, false)] {
+        same("applied", &put_at(&cx, &key, 1, seq).await?, &want)?;
+    }
+    let got = ok("get", cx.store.get(&key).await)?.ok_or("the value is absent")?;
+    same("get", &got.bytes, &"1.6".into())?;
+    if let Some(version) = got.version {
+        same("version", &version, &Version { incarnation: 1, seq: 6 })?;
+    }
+    clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn newer_incarnation<S: Store>(cx: Cx<S>) -> Seen {
+    let key = cx.key("incarnation");
+    // Numbers beyond 2^53 catch a store that compares them as floating point.
+    let big = u64::MAX - 1;
+    for (inc, seq, want) in [
+        (1, big, true),
+        (1, big - 1, false),
+        (1, big + 1, true),
+        (2, 0, true),
+        (1, big + 1, false),
+        (big, 1, true),
+        (big - 1, 2, false),
+    ] {
+        same(&format!("{inc}.{seq}"), &put_at(&cx, &key, inc, seq).await?, &want)?;
+    }
+    same("get", &cx.bytes(&key).await?, &Some(format!("{big}.1").into()))?;
+    clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn newer_race<S: Store>(cx: Cx<S>) -> Seen {
+    let key = cx.key("race");
+    let of = key.clone();
+    let puts = cx
+        .together(16, move |cx, i| {
+            let key = of.clone();
+            async move { put_at(&cx, &key, 1, (i as u64 * 7) % 16).await }
+        })
+        .await?;
+    puts.into_iter().collect::<Result<Vec<bool>, String>>()?;
+    same("get", &cx.bytes(&key).await?, &Some("1.15".into()))?;
+    clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn newer_ttl<S: Store>(cx: Cx<S>) -> Seen {
+    let (key, ttl) = (cx.key("ttl"), cx.ttl);
+    let put = cx.store.put_if_newer(&key, Version::seq(9), "x".into(), Some(ttl)).await;
+    same("applied", &ok("put_if_newer", put)?, &true)?;
+    cx.sleep(ttl + ttl / 2).await;
+    same("after its ttl", &cx.bytes(&key).await?, &None)?;
+    same("an older one", &put_at(&cx, &key, 0, 1).await?, &true)?;
+    clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn lane_claim<S: Store>(cx: Cx<S>) -> Seen {
+    let key = cx.key("claim");
+    let first = ok("claim_lane", cx.store.claim_lane(&key).await)?;
+    let inc = first.version.ok_or("the claim has no version")?.incarnation;
+    same("bytes of a new lane", &first.bytes, &Bytes::new())?;
+    same("its first write", &put_at(&cx, &key, inc, 1).await?, &true)?;
+    let second = ok("claim_lane", cx.store.claim_lane(&key).await)?;
+    same("bytes", &second.bytes, &format!("{inc}.1").into())?;
+    let raised = second.version.ok_or("the claim has no version")?.incarnation;
+    same("incarnation", &raised, &(inc + 1))?;
+    same("the old writer", &put_at(&cx, &key, inc, 1_000).await?, &false)?;
+    same("the new writer", &put_at(&cx, &key, raised, 1).await?, &true)?;
+    clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn lane_race<S: Store>(cx: Cx<S>) -> Seen {
+    let key = cx.key("race");
+    let of = key.clone();
+    let claims = cx
+        .together(8, move |cx, _| {
+            let key = of.clone();
+            async move { cx.store.claim_lane(&key).await }
+        })
+        .await?;
+    let mut seen = Vec::new();
+    for claim in claims {
+        seen.push(ok("claim_lane", claim)?.version.map(|v| v.incarnation));
+    }
+    seen.sort_unstable();
+    seen.dedup();
+    clean(&cx, &key).await;
+    same("different incarnations", &seen.len(), &8)
+}
+
+async fn version_grows<S: Store>(cx: Cx<S>) -> Seen {
+    let key = cx.key("grows");
+    let mut last = None;
+    for _ in 0..3 {
+        ok("put", cx.store.put(&key, "x".into(), None).await)?;
+        let version = ok("get", cx.store.get(&key).await)?.and_then(|s| s.version);
+        same("a later version", &(version > last), &true)?;
+        last = version;
+    }
+    clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn seal_closes<S: Store>(cx: Cx<S>) -> Seen {
+    let key = cx.key("closes");
+    ok("add", cx.store.add(&key, 7).await)?;
+    same("total", &ok("seal", cx.store.seal(&key, 1).await)?, &7)?;
+    refused("add", cx.store.add(&key, 1).await, ErrorKind::Sealed)?;
+    same("get", &cx.bytes(&key).await?, &Some("7".into()))?;
+    let many = cx.store.get_many(std::slice::from_ref(&key)).await.remove(0);
+    same("get_many", &ok("get_many", many)?.map(|s| s.bytes), &Some("7".into()))?;
+    clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn seal_twice<S: Store>(cx: Cx<S>) -> Seen {
+    let key = cx.key("twice");
+    ok("add", cx.store.add(&key, -7).await)?;
+    for _ in 0..2 {
+        same("total", &ok("seal", cx.store.seal(&key, u64::MAX).await)?, &-7)?;
+    }
+    refused("another tag", cx.store.seal(&key, 2).await, ErrorKind::Sealed)?;
+    same("get", &cx.bytes(&key).await?, &Some("-7".into()))?;
+    clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn seal_open<S: Store>(cx: Cx<S>) -> Seen {
+    let key = cx.key("open");
+    ok("add", cx.store.add(&key, 7).await)?;
+    same("not sealed", &ok("open", cx.store.open(&key, 1).await)?, &false)?;
+    ok("seal", cx.store.seal(&key, 1).await)?;
+    same("another tag", &ok("open", cx.store.open(&key, 2).await)?, &false)?;
+    refused("add", cx.store.add(&key, 1).await, ErrorKind::Sealed)?;
+    same("its tag", &ok("open", cx.store.open(&key, 1).await)?, &true)?;
+    same("add", &ok("add", cx.store.add(&key, 1).await)?, &8)?;
+    clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn seal_absent<S: Store>(cx: Cx<S>) -> Seen {
+    let key = cx.key("absent");
+    same("total", &ok("seal", cx.store.seal(&key, 1).await)?, &0)?;
+    refused("add", cx.store.add(&key, 1).await, ErrorKind::Sealed)?;
+    clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn seal_wrong<S: Store>(cx: Cx<S>) -> Seen {
+    let key = cx.key("wrong");
+    ok("put", cx.store.put(&key, "hello".into(), None).await)?;
+    refused("seal", cx.store.seal(&key, 1).await, ErrorKind::WrongType)?;
+    same("get", &cx.bytes(&key).await?, &Some("hello".into()))?;
+    clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn seal_race<S: Store>(cx: Cx<S>) -> Seen {
+    let key = cx.key("race");
+    let of = key.clone();
+    let outcomes = cx
+        .together(9, move |cx, i| {
+            let key = of.clone();
+            async move {
+                if i == 4 {
+                    return cx.store.seal(&key, 1).await.map(|total| (0, total));
+                }
+                let mut acked = 0;
+                loop {
+                    match cx.store.add(&key, 1).await {
+                        Ok(_) if acked < 200 => acked += 1,
+                        Ok(_) => return Ok((acked + 1, -1)),
+                        Err(e) if e.kind() == ErrorKind::Sealed => return Ok((acked, -1)),
+                        Err(e) => return Err(e),
+                    }
+                }
+            }
+        })
+        .await?;
+    let all = ok("add or seal", outcomes.into_iter().collect::<Result<Vec<_>, Error>>())?;
+    let acked: i64 = all.iter().map(|(acked, _)| acked).sum();
+    let sealed = all.iter().map(|(_, total)| *total).max();
+    clean(&cx, &key).await;
+    same("acknowledged adds and the sealed total", &Some(acked), &sealed)
+}
+
+async fn once_counts<S: Store>(cx: Cx<S>) -> Seen {
+    let (key, a, b) = (cx.key("counts"), cx.key("a"), cx.key("b"));
+    for (id, amount, want) in [
+        (&a, 3, Once::Applied(3)),
+        (&a, 3, Once::Duplicate),
+        (&b, -1, Once::Applied(2)),
+        (&b, 9, Once::Duplicate),
+    ] {
+        same("add_once", &ok("add_once", cx.store.add_once(&key, id, amount).await)?, &want)?;
+    }
+    same("get", &cx.bytes(&key).await?, &Some("2".into()))?;
+    clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn once_poison<S: Store>(cx: Cx<S>) -> Seen {
+    let (key, id) = (cx.key("poison"), cx.key("id"));
+    for _ in 0..2 {
+        let poison = ok("poison_once", cx.store.poison_once(&key, &id).await)?;
+        same("poison_once", &poison, &Once::Poisoned)?;
+    }
+    let add = ok("add_once", cx.store.add_once(&key, &id, 1).await)?;
+    same("add_once", &add, &Once::Poisoned)?;
+    same("get", &cx.bytes(&key).await?, &None)
+}
+
+async fn once_late_poison<S: Store>(cx: Cx<S>) -> Seen {
+    let (key, id) = (cx.key("late"), cx.key("id"));
+    ok("add_once", cx.store.add_once(&key, &id, 1).await)?;
+    let poison = ok("poison_once", cx.store.poison_once(&key, &id).await)?;
+    same("poison_once", &poison, &Once::Duplicate)?;
+    clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn once_race<S: Store>(cx: Cx<S>) -> Seen {
+    let (key, id) = (cx.key("race"), cx.key("id"));
+    let of = key.clone();
+    let adds = cx
+        .together(8, move |cx, _| {
+            let (key, id) = (of.clone(), id.clone());
+            async move { cx.store.add_once(&key, &id, 5).await }
+        })
+        .await?;
+    for add in adds {
+        ok("add_once", add)?;
+    }
+    same("get", &cx.bytes(&key).await?, &Some("5".into()))?;
+    clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn once_refused<S: Store>(cx: Cx<S>) -> Seen {
+    let (key, id) = (cx.key("refused"), cx.key("id"));
+    ok("put", cx.store.put(&key, "hello".into(), None).await)?;
+    refused("add_once", cx.store.add_once(&key, &id, 1).await, ErrorKind::WrongType)?;
+    ok("put", cx.store.put(&key, "1".into(), None).await)?;
+    let add = ok("add_once", cx.store.add_once(&key, &id, 1).await)?;
+    same("add_once", &add, &Once::Applied(2))?;
+    clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn take_short<S: Store>(cx: Cx<S>) -> Seen {
+    let key = cx.key("short");
+    let empty = ok("take", cx.store.take(&key, 1, &cx.key("h0")).await)?;
+    same("of an absent stock", &empty, &Take::Short { left: 0 })?;
+    ok("put", cx.store.put(&key, "5".into(), None).await)?;
+    for (hold, amount, want) in [
+        ("h1", 3, Take::Taken { left: 2 }),
+        ("h2", 3, Take::Short { left: 2 }),
+        ("h3", u64::MAX, Take::Short { left: 2 }),
+        ("h4", 2, Take::Taken { left: 0 }),
+        ("h5", 1, Take::Short { left: 0 }),
+    ] {
+        let got = ok("take", cx.store.take(&key, amount, &cx.key(hold)).await)?;
+        same("take", &got, &want)?;
+    }
+    same("get", &cx.bytes(&key).await?, &Some("0".into()))?;
+    clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn take_hold<S: Store>(cx: Cx<S>) -> Seen {
+    let (key, hold) = (cx.key("hold"), cx.key("h"));
+    ok("put", cx.store.put(&key, "5".into(), None).await)?;
+    for _ in 0..3 {
+        let got = ok("take", cx.store.take(&key, 3, &hold).await)?;
+        same("take", &got, &Take::Taken { left: 2 })?;
+    }
+    same("get", &cx.bytes(&key).await?, &Some("2".into()))?;
+    clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn take_race<S: Store>(cx: Cx<S>) -> Seen {
+    let key = cx.key("race");
+    ok("put", cx.store.put(&key, "10".into(), None).await)?;
+    let of = key.clone();
+    let takes = cx
+        .together(8, move |cx, i| {
+            let key = of.clone();
+            async move {
+                let mut taken = 0;
+                for n in 0..4 {
+                    let hold = cx.key(&format!("r{i}.{n}"));
+                    let got = cx.store.take(&key, 1, &hold).await?;
+                    taken += usize::from(matches!(got, Take::Taken { .. }));
+                }
+                Ok(taken)
+            }
+        })
+        .await?;
+    let taken = ok("take", takes.into_iter().sum::<Result<usize, Error>>())?;
+    clean(&cx, &key).await;
+    same("units taken", &taken, &10)
+}
+
+async fn publish_order<S: Store>(cx: Cx<S>) -> Seen {
+    let (channel, other) = (cx.key("order"), cx.key("order2"));
+    let mut sub = ok("subscribe", cx.store.subscribe(&channel).await)?;
+    ok("publish", cx.store.publish(&other, "not mine".into()).await)?;
+    for i in 0..20u8 {
+        ok("publish", cx.store.publish(&channel, vec![i, 0, 255].into()).await)?;
+    }
+    for i in 0..20u8 {
+        let want = Some(Delivery::Message(vec![i, 0, 255].into()));
+        same("delivery", &sub.next().await, &want)?;
+    }
+    Ok(())
+}
+
+async fn publish_all<S: Store>(cx: Cx<S>) -> Seen {
+    let channel = cx.key("all");
+    let mut first = ok("subscribe", cx.store.subscribe(&channel).await)?;
+    ok("publish", cx.store.publish(&channel, "1".into()).await)?;
+    same("first", &first.next().await, &Some(Delivery::Message("1".into())))?;
+    let mut second = ok("subscribe", cx.store.subscribe(&channel).await)?;
+    ok("publish", cx.store.publish(&channel, "2".into()).await)?;
+    for sub in [&mut first, &mut second] {
+        same("both", &sub.next().await, &Some(Delivery::Message("2".into())))?;
+    }
+    drop(first);
+    ok("publish to one that left", cx.store.publish(&channel, "3".into()).await)?;
+    same("second", &second.next().await, &Some(Delivery::Message("3".into())))
+}
+
+async fn publish_cancel<S: Store>(cx: Cx<S>) -> Seen {
+    let channel = cx.key("cancel");
+    let mut sub = ok("subscribe", cx.store.subscribe(&channel).await)?;
+    for i in 0..10 {
+        let waker = std::future::poll_fn(|cx| std::task::Poll::Ready(cx.waker().clone())).await;
+        let pending =
+            sub.next().as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending();
+        same("nothing yet", &pending, &true)?;
+        let message = Bytes::from(i.to_string());
+        ok("publish", cx.store.publish(&channel, message.clone()).await)?;
+        same("delivery", &sub.next().await, &Some(Delivery::Message(message)))?;
+    }
+    Ok(())
+}
+
+async fn replica_catches_up<S: Store>(cx: Cx<S>) -> Seen {
+    let key = cx.key("catches-up");
+    ok("put", cx.store.put(&key, "x".into(), None).await)?;
+    for _ in 0..100 {
+        // A replica that cannot be reached yet is no broken promise; one that never can be is.
+        if let Ok(Some(got)) = cx.store.get_replica(&key).await {
+            clean(&cx, &key).await;
+            return same("get_replica", &got.bytes, &"x".into());
+        }
+        cx.sleep(Duration::from_millis(50)).await;
+    }
+    Err("no replica showed the value within 5 s".into())
+}
+
+async fn shard_stable<S: Store>(cx: Cx<S>) -> Seen {
+    for i in 0..100 {
+        let key = cx.key(&i.to_string());
+        let shard = cx.store.shard_of(&key).ok_or("shard_of has no answer")?;
+        ok("add", cx.store.add(&key, 1).await)?;
+        same("shard_of", &cx.store.shard_of(&key), &Some(shard))?;
+        clean(&cx, &key).await;
+    }
+    Ok(())
+}
