@@ -285,11 +285,11 @@ impl Future for Call {
                 this.finished = matches!(step, Step::Done(_));
                 return Poll::Ready(step);
             }
-            if let Some(job) = this.job.as_mut() {
-                if job.as_mut().poll(cx).is_ready() {
-                    this.job = None;
-                    continue;
-                }
+            if let Some(job) = this.job.as_mut()
+                && job.as_mut().poll(cx).is_ready()
+            {
+                this.job = None;
+                continue;
             }
             if let Some(step) = this.waiter.poll(Some(cx.waker())) {
                 this.finished = matches!(step, Step::Done(_));

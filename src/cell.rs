@@ -81,7 +81,7 @@ impl Shown {
             return None;
         }
         if let Some(max) = max_age
-            && now.since(entry.ages.started) > max
+            && now.since(entry.ages.started) >= max
         {
             return None;
         }

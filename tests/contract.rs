@@ -403,7 +403,6 @@ fn c15_an_older_version_never_replaces_a_newer_one() {
         async move { hs.get("k").await.unwrap().unwrap().version().unwrap() }
     };
     let before = rig.rt.block_on(version(&hs));
-    eprintln!("{before:?}");
     store.put_now("k", "two").unwrap();
     let latest = rig.rt.block_on(async {
         hs.get_with("k", Read::latest()).await.unwrap().unwrap().version().unwrap()
@@ -420,7 +419,9 @@ fn c17_loading_a_key_inside_its_own_load_is_an_error() {
     let inner = rig.hs.clone();
     let error = rig.rt.block_on(async move {
         hs.load("k", move || async move {
-            inner.load("k", || async { Ok::<_, std::io::Error>("inner") }).await
+            inner
+                .load("k", || async { Ok::<_, std::io::Error>("inner") })
+                .await
                 .map(|v| v.to_bytes())
         })
         .await

@@ -86,6 +86,7 @@ impl SimRuntime {
     }
 
     /// Completes `duration` of virtual time from now.
+    #[must_use]
     pub fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
         Runtime::sleep(self, duration)
     }
@@ -171,6 +172,7 @@ impl SimRuntime {
     }
 
     /// Polls one ready task; false when there is none.
+    #[expect(clippy::must_use_candidate, reason = "a step is taken for its effect")]
     pub fn step(&self) -> bool {
         let mut state = self.0.state.lock();
         if state.ready.is_empty() {

@@ -1,5 +1,5 @@
 //! What the contract tests share: a handle on virtual time, and a loader that can be steered.
-#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "test code; each binary uses its part")]
 #![allow(clippy::allow_attributes, reason = "an expectation would fail where all is used")]
 
 use heatsink::store::MemoryStore;

@@ -57,6 +57,7 @@ impl<W: Clone> Waiters<W> {
     }
 
     /// All of them, in order.
+    #[must_use]
     pub fn into_vec(self) -> Vec<W> {
         self.0.into_values().collect()
     }

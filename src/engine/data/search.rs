@@ -232,6 +232,7 @@ impl World {
         out
     }
 
+    #[expect(clippy::too_many_lines, reason = "one arm per event of the alphabet")]
     fn writer(
         &self,
         mutant: Mutant,
