@@ -57,7 +57,7 @@ pub enum Placement {
 /// let store = MemoryStore::new(8);
 /// store.put(&Key::from("post:9"), "hello".into(), None).await?;
 /// assert_eq!(store.get_now("post:9").unwrap().bytes, "hello");
-/// # heatsink::Result::Ok(()) }).unwrap();
+/// # heatsink::Result::<()>::Ok(()) }).unwrap();
 /// ```
 #[derive(Clone)]
 pub struct MemoryStore {
