@@ -37,7 +37,7 @@ use std::time::Duration;
 /// let hs = Heatsink::new(MemoryStore::new(8))?;
 /// hs.put("post:9", "hello").await?;
 /// assert_eq!(hs.get("post:9").await?.unwrap(), b"hello");
-/// assert_eq!(hs.get("post:10").await?, None);
+/// assert!(hs.get("post:10").await?.is_none());
 /// # Ok::<(), heatsink::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone)]

@@ -1,4 +1,28 @@
-//! heatsink keeps one hot key from melting one shard.
+#![doc = include_str!("../README.md")]
+//!
+//! # Map of the modules
+//!
+//! - [`Heatsink`]: the handle a service calls; [`blocking`] for plain threads, [`Typed`] for types.
+//! - [`store`]: what heatsink needs from a store, and the embedded one.
+//! - [`Control`]: pins, denials, [`Explanation`]; [`Stats`]: plain numbers.
+//! - [`engine`]: the decisions, pure: no clock, lock, thread or await. *The engine decides, the
+//!   shell acts.*
+//! - [`runtime`]: the only place that reads clocks and starts threads.
+//! - `testing` (feature `testing`): virtual time, simulation, the conformance suite.
+//!
+//! # Dependencies of the default build
+//!
+//! | crate | why |
+//! |---|---|
+//! | ahash | hash of a key in 3 ns, seeded |
+//! | arc-swap | a hit reads snapshots without a lock |
+//! | bytes | the buffer type that clients already use |
+//! | crossbeam-channel | samples to the driver, bounded |
+//! | hashbrown | a table that looks up by hash and predicate |
+//! | parking_lot | locks of one byte without poisoning |
+//! | rand_xoshiro | seeded randomness that replays |
+//! | rustix | the coarse clock, without `unsafe` |
+//! | tokio (feature) | tasks where the caller runs |
 
 pub mod blocking;
 mod call;

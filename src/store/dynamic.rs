@@ -2,7 +2,7 @@
 //!
 //! It takes `Arc<Self>` and owned arguments, so that a load can outlive the caller who started it.
 
-use super::{Capability, Store, Stored};
+use super::{Store, Stored};
 use crate::error::Result;
 use crate::key::Key;
 use crate::runtime::BoxFuture;
@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) trait DynStore: Send + Sync + 'static {
-    fn capability(&self) -> Capability;
     fn get(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Option<Stored>>>;
     fn get_many(self: Arc<Self>, keys: Vec<Key>)
     -> BoxFuture<'static, Vec<Result<Option<Stored>>>>;
@@ -27,10 +26,6 @@ pub(crate) trait DynStore: Send + Sync + 'static {
 }
 
 impl<S: Store> DynStore for S {
-    fn capability(&self) -> Capability {
-        Store::capability(self)
-    }
-
     fn get(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Option<Stored>>> {
         Box::pin(async move { Store::get(&*self, &key).await })
     }

@@ -1,5 +1,10 @@
 //! What the contract tests share: a handle on virtual time, and a loader that can be steered.
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "test code; each binary uses its part")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    reason = "test code; each binary uses its part"
+)]
 #![allow(clippy::allow_attributes, reason = "an expectation would fail where all is used")]
 
 use heatsink::store::MemoryStore;
@@ -23,8 +28,18 @@ impl Rig {
     }
 
     pub fn with(seed: u64, near: NearCache) -> Rig {
+        Rig::over(seed, near, Duration::ZERO)
+    }
+
+    /// A store whose operations take this long.
+    pub fn slow(seed: u64, latency: Duration) -> Rig {
+        Rig::over(seed, NearCache::new(), latency)
+    }
+
+    fn over(seed: u64, near: NearCache, latency: Duration) -> Rig {
         let rt = SimRuntime::new(seed);
-        let store = MemoryStore::builder().shards(4).runtime(rt.clone()).seed(seed).build();
+        let store = MemoryStore::builder().shards(4).runtime(rt.clone()).seed(seed);
+        let store = store.latency(latency).build();
         let hs = Heatsink::builder(store.clone())
             .runtime(rt.clone())
             .seed(seed)

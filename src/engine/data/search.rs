@@ -232,7 +232,11 @@ impl World {
         out
     }
 
-    #[expect(clippy::too_many_lines, reason = "one arm per event of the alphabet")]
+    #[expect(
+        clippy::too_many_lines,
+        clippy::type_complexity,
+        reason = "one arm per event of the alphabet"
+    )]
     fn writer(
         &self,
         mutant: Mutant,
