@@ -4,9 +4,10 @@
 //! while it waits. Loads in the background run on heatsink's own two worker threads.
 
 use crate::error::Result;
-use crate::heatsink::{Heatsink as Async, Put};
+use crate::heatsink::Heatsink as Async;
 use crate::read::{Loadable, Read};
 use crate::value::Value;
+use crate::write::Put;
 use bytes::Bytes;
 use std::error::Error as StdError;
 use std::future::Future;

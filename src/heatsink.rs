@@ -5,9 +5,8 @@ use crate::cell::Entry;
 use crate::config::{Builder, Options};
 use crate::control::{Control, Explanation};
 use crate::driver::DriverHandle;
-use crate::engine::data::gate::WriteSlot;
 use crate::engine::data::near::Freshness;
-use crate::error::{Error, ErrorKind, Outcome, Result};
+use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::read::{From, JoinAll, Loadable, Read, within};
 use crate::runtime::{BoxFuture, Runtime};
@@ -17,7 +16,6 @@ use crate::stats::Stats;
 use crate::store::{DynStore, Store};
 use crate::typed::{Codec, Typed};
 use crate::value::Value;
-use bytes::Bytes;
 use std::error::Error as StdError;
 use std::fmt;
 use std::future::Future;
@@ -46,27 +44,6 @@ pub struct Heatsink(Arc<Handle>);
 struct Handle {
     shared: Arc<Shared>,
     driver: DriverHandle,
-}
-
-/// How a value is written.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-#[non_exhaustive]
-pub struct Put {
-    pub(crate) ttl: Option<Duration>,
-}
-
-impl Put {
-    /// A value that does not expire.
-    #[must_use]
-    pub fn new() -> Put {
-        Put::default()
-    }
-
-    /// A value that expires after `ttl`.
-    #[must_use]
-    pub fn ttl(ttl: Duration) -> Put {
-        Put { ttl: Some(ttl) }
-    }
 }
 
 impl Heatsink {
@@ -318,97 +295,6 @@ impl Heatsink {
         Ok(present(value).and_then(|v| f.take().map(|f| f(&v))))
     }
 
-    /// Writes `value` under `key`; the latest put wins.
-    ///
-    /// # Cost
-    /// Store operations: 1.
-    ///
-    /// # Cancel safety
-    /// A dropped put counts as one of unknown outcome: the key is not cached until the store's
-    /// maximum in-flight time has passed.
-    ///
-    /// # Errors
-    /// Those of the store. [`Error::outcome`] says whether the write may have been applied.
-    pub async fn put(&self, key: impl AsRef<[u8]>, value: impl Into<Bytes>) -> Result<()> {
-        self.put_with(key, value, Put::new()).await
-    }
-
-    /// Like [`put`](Heatsink::put), with a time to live.
-    ///
-    /// # Errors
-    /// As [`put`](Heatsink::put).
-    pub async fn put_with(
-        &self,
-        key: impl AsRef<[u8]>,
-        value: impl Into<Bytes>,
-        put: Put,
-    ) -> Result<()> {
-        let key = Key::copy(key.as_ref());
-        let write = self.store_write(&key, |store, key| store.put(key, value.into(), put.ttl));
-        write.await
-    }
-
-    /// Deletes `key`; whether it was there.
-    ///
-    /// # Cost, Cancel safety, Errors
-    /// As [`put`](Heatsink::put).
-    #[expect(clippy::missing_errors_doc, reason = "the heading names three")]
-    pub async fn delete(&self, key: impl AsRef<[u8]>) -> Result<bool> {
-        let key = Key::copy(key.as_ref());
-        let write = self.store_write(&key, |store, key| {
-            Box::pin(async move {
-                let mut answers = store.delete_many(vec![key]).await;
-                answers.pop().unwrap_or_else(|| {
-                    Err(Error::unknown(ErrorKind::Store, "the store gave no answer to a delete"))
-                })
-            })
-        });
-        write.await
-    }
-
-    /// A write through the store, between its two announcements.
-    async fn store_write<T>(
-        &self,
-        key: &Key,
-        send: impl FnOnce(Arc<dyn DynStore>, Key) -> BoxFuture<'static, Result<T>>,
-    ) -> Result<T> {
-        let (hash, due) = self.observe(key);
-        self.sampled(due, hash, key, Seen::Write);
-        let guard = self.writing_hashed(hash, key.clone());
-        let store = self.0.shared.store.clone();
-        let answer = call::catch(send(store, key.clone())).await;
-        let answer = answer.unwrap_or_else(|panic| Err(panic.with_outcome(Outcome::Unknown)));
-        guard.end(answer.as_ref().err().map(Error::outcome));
-        answer.map_err(|e| e.with_key(key))
-    }
-
-    /// Announces a write of the user's own (SQL, another service) to `key`: from here until
-    /// [`done`](Writing::done), nothing that is loaded is cached, and no caller that comes later
-    /// gets what was loaded before.
-    ///
-    /// # Example
-    /// ```
-    /// # use heatsink::{Heatsink, store::MemoryStore};
-    /// # fn execute() {}
-    /// # let hs = Heatsink::new(MemoryStore::new(8))?;
-    /// let write = hs.writing("post:9");
-    /// execute(); // UPDATE posts SET … WHERE id = 9
-    /// write.done(); // dropped instead, its outcome counts as unknown
-    /// # Ok::<(), heatsink::Error>(())
-    /// ```
-    pub fn writing(&self, key: impl AsRef<[u8]>) -> Writing {
-        let key = Key::copy(key.as_ref());
-        let (hash, due) = self.observe(&key);
-        self.sampled(due, hash, &key, Seen::Write);
-        self.writing_hashed(hash, key)
-    }
-
-    fn writing_hashed(&self, hash: u64, key: Key) -> Writing {
-        let shared = self.0.shared.clone();
-        let slot = (!Shared::untracked(&key)).then(|| shared.begin_write(hash, &key));
-        Writing { shared, hash, key, slot }
-    }
-
     /// Forgets `key`: a caller that comes after this returns gets a value whose load began after
     /// this was called.
     pub fn invalidate(&self, key: impl AsRef<[u8]>) {
@@ -466,12 +352,12 @@ impl Heatsink {
     }
 
     #[inline]
-    fn observe(&self, key: &[u8]) -> (u64, bool) {
+    pub(crate) fn observe(&self, key: &[u8]) -> (u64, bool) {
         (self.0.shared.hash(key), self.0.shared.sampler.due())
     }
 
     #[inline]
-    fn sampled(&self, due: bool, hash: u64, key: &[u8], seen: Seen) {
+    pub(crate) fn sampled(&self, due: bool, hash: u64, key: &[u8], seen: Seen) {
         if due {
             self.0.shared.sampler.push(hash, key, seen);
         }
@@ -615,46 +501,5 @@ fn present(value: Value) -> Option<Value> {
 impl fmt::Debug for Heatsink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Heatsink").field("hot_keys", &self.0.shared.index.load().len()).finish()
-    }
-}
-
-/// A write of the user's own under way. See [`Heatsink::writing`].
-#[must_use = "dropping it says that the outcome of the write is unknown"]
-pub struct Writing {
-    shared: Arc<Shared>,
-    hash: u64,
-    key: Key,
-    slot: Option<WriteSlot>,
-}
-
-impl Writing {
-    /// The write has been applied.
-    pub fn done(self) {
-        self.end(None);
-    }
-
-    /// The write has not been applied and will not be.
-    pub fn not_applied(self) {
-        self.end(Some(Outcome::NotApplied));
-    }
-
-    fn end(mut self, outcome: Option<Outcome>) {
-        if let Some(slot) = self.slot.take() {
-            self.shared.end_write(self.hash, &self.key, slot, outcome);
-        }
-    }
-}
-
-impl Drop for Writing {
-    fn drop(&mut self) {
-        if let Some(slot) = self.slot.take() {
-            self.shared.end_write(self.hash, &self.key, slot, Some(Outcome::Unknown));
-        }
-    }
-}
-
-impl fmt::Debug for Writing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Writing").field("key", &self.key).finish()
     }
 }

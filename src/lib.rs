@@ -45,11 +45,12 @@ mod sync;
 pub mod testing;
 mod typed;
 mod value;
+mod write;
 
 pub use config::{Builder, Loads, NearCache};
 pub use control::{CachedValue, Control, Explanation, Rule, Treatment};
 pub use error::{Error, ErrorKind, Outcome, Result, Retry};
-pub use heatsink::{Heatsink, Put, Writing};
+pub use heatsink::Heatsink;
 pub use key::Key;
 pub use read::{IntoStored, Loadable, Read};
 pub use stats::Stats;
@@ -58,3 +59,4 @@ pub use store::{Capability, Store};
 pub use typed::Json;
 pub use typed::{Cached, Codec, Text, Typed};
 pub use value::{Source, Value};
+pub use write::{Put, Writing};

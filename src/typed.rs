@@ -1,11 +1,12 @@
 //! Values of a type: encoded once per write, decoded once per load, not once per hit.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::heatsink::{Heatsink, Put};
+use crate::heatsink::Heatsink;
 use crate::read::{From, Read, absent};
 use crate::shared::Loaded;
 use crate::store::Stored;
 use crate::value::Value;
+use crate::write::Put;
 use bytes::Bytes;
 use std::error::Error as StdError;
 use std::fmt;

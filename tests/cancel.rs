@@ -43,7 +43,7 @@ fn at_every_await(scenario: Scenario) -> usize {
         rt.run_for(Duration::from_secs(11));
         assert_eq!(hs.stats().keys_under_way, 0, "left behind after {polls} polls");
         rt.block_on(async {
-            hs.put("k", "after").await.unwrap();
+            hs.put("k", "after").await.expect("a put of a store without faults");
             assert_eq!(bytes_of(hs.get("k").await), "after");
         });
         assert!(hs.try_read_with("k", |_| ()).is_some(), "cacheable again");
@@ -100,8 +100,11 @@ fn a_put_may_be_dropped_at_every_await() {
 
 #[test]
 fn a_delete_may_be_dropped_at_every_await() {
-    let polls =
-        at_every_await(|rig, _| Box::pin(async move { drop(rig.hs.delete("k").await.unwrap()) }));
+    let polls = at_every_await(|rig, _| {
+        Box::pin(async move {
+            let _: bool = rig.hs.delete("k").await.unwrap();
+        })
+    });
     assert!(polls > 2, "{polls} polls");
 }
 
@@ -111,7 +114,7 @@ fn a_typed_read_may_be_dropped_at_every_await() {
         Box::pin(async move {
             let typed = rig.hs.typed::<String, _>(Text);
             let load = source.loader();
-            drop(typed.load("k", move || load()).await.unwrap());
+            drop(typed.load("k", load).await.unwrap());
             drop(typed.get("k").await.unwrap());
         })
     });

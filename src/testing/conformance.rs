@@ -1,5 +1,5 @@
 //! The store conformance suite: proves in one test that a store keeps the promises of
-//! [`Store`](crate::Store), the required ones and those its [`Capability`] names.
+//! [`Store`], the required ones and those its [`Capability`] names.
 //!
 //! A store's author runs it against a real instance:
 //! ```
@@ -19,6 +19,7 @@ macro_rules! checks {
 
 mod checks;
 mod optional;
+mod signals;
 
 use crate::runtime::{Runtime, ambient};
 use crate::store::{Capability, Store};
