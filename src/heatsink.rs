@@ -87,8 +87,8 @@ impl Heatsink {
     /// Dropping the future loses nothing: a load that this call runs goes on for the others.
     ///
     /// # Errors
-    /// Those of the store; [`Timeout`](ErrorKind::Timeout), [`Panicked`](ErrorKind::Panicked),
-    /// [`Recursive`](ErrorKind::Recursive).
+    /// Those of the store; [`Timeout`](crate::ErrorKind::Timeout), [`Panicked`](crate::ErrorKind::Panicked),
+    /// [`Recursive`](crate::ErrorKind::Recursive).
     #[inline]
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         let key = key.as_ref();
@@ -102,7 +102,7 @@ impl Heatsink {
     /// Like [`get`](Heatsink::get), with a deadline or a limit on the age.
     ///
     /// # Errors
-    /// Those of [`get`](Heatsink::get), and [`Deadline`](ErrorKind::Deadline): the load that the
+    /// Those of [`get`](Heatsink::get), and [`Deadline`](crate::ErrorKind::Deadline): the load that the
     /// call waited for goes on and fills the cache.
     pub async fn get_with(&self, key: impl AsRef<[u8]>, read: Read) -> Result<Option<Value>> {
         let key = key.as_ref();
@@ -191,7 +191,7 @@ impl Heatsink {
     /// As [`get`](Heatsink::get).
     ///
     /// # Errors
-    /// [`Loader`](ErrorKind::Loader) with the loader's error as its source, for every caller that
+    /// [`Loader`](crate::ErrorKind::Loader) with the loader's error as its source, for every caller that
     /// joined; those of [`get`](Heatsink::get).
     ///
     /// # Example
@@ -220,7 +220,7 @@ impl Heatsink {
     /// Like [`load`](Heatsink::load), with a deadline or a limit on the age.
     ///
     /// # Errors
-    /// Those of [`load`](Heatsink::load) and [`Deadline`](ErrorKind::Deadline).
+    /// Those of [`load`](Heatsink::load) and [`Deadline`](crate::ErrorKind::Deadline).
     pub async fn load_with<T, E, Fut>(
         &self,
         key: impl AsRef<[u8]>,
