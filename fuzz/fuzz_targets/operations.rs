@@ -59,6 +59,8 @@ fn run(seed: u64) {
             }
         }
     });
+    // A refresh may still be under way.
+    rt.run_for(Duration::from_secs(1));
     assert_eq!(hs.stats().keys_under_way, 0, "something leaked");
 }
 
