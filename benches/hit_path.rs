@@ -1,0 +1,287 @@
+//! What a read of a hot key costs, and whether two threads get in each other's way.
+//!
+//! All rows are measured in one run, in interleaved rounds, next to a control that shares nothing
+//! between threads. If even the control does not scale, the machine was busy: the run is void and
+//! is repeated. Exit status 1: a ratio was missed, or no run was valid.
+//!
+//! `cargo bench --bench hit_path [-- --json | --test]`
+#![expect(clippy::disallowed_methods, reason = "a benchmark times the machine")]
+
+use bytes::Bytes;
+use heatsink::{Heatsink, NearCache, Treatment, blocking, store::MemoryStore};
+use moka::sync::Cache;
+use std::cell::Cell;
+use std::future::Future;
+use std::hint::black_box;
+use std::pin::pin;
+use std::process::ExitCode;
+use std::sync::Barrier;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+const KEY: &str = "post:9";
+const VALUE_BYTES: usize = 256;
+const ROUNDS: usize = 9;
+const WINDOW: Duration = Duration::from_millis(60);
+const TRIES: usize = 5;
+
+/// Hot read at one thread, as a multiple of `moka::sync` `get`.
+const MIN_OVER_MOKA: f64 = 4.0;
+/// Gain from the second thread, as a share of the control's gain.
+const MIN_SCALING: f64 = 0.92;
+/// A run in which the control gains less than this says nothing.
+const MIN_CONTROL: f64 = 1.8;
+
+const NAMES: [&str; 6] = [
+    "control",
+    "try_read_with",
+    "read_with",
+    "get (owned value)",
+    "moka::sync get",
+    "moka::sync get, ahash",
+];
+const CONTROL: usize = 0;
+const HEATSINK: [usize; 3] = [1, 2, 3];
+const TRY_READ: usize = 1;
+const READ_WITH: usize = 2;
+const MOKA: usize = 4;
+
+thread_local! {
+    static COUNTER: Cell<u64> = const { Cell::new(1) };
+}
+
+/// Work of about the cost of a hit that touches nothing but this thread's own counter.
+#[inline]
+fn own_work() -> u64 {
+    COUNTER.with(|counter| {
+        let mut x = counter.get();
+        for _ in 0..4 {
+            x = (x ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(29);
+        }
+        counter.set(x);
+        x
+    })
+}
+
+/// What every row does with the bytes it got.
+#[inline]
+fn look(bytes: &[u8]) -> u64 {
+    u64::from(bytes[0]) + bytes.len() as u64
+}
+
+/// The output of a future that is ready at once, as a hit is.
+#[inline]
+fn poll_once<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(out) => out,
+        Poll::Pending => panic!("a hot key was not served from the cache"),
+    }
+}
+
+struct Subjects {
+    hs: Heatsink,
+    moka: Cache<String, Bytes>,
+    moka_ahash: Cache<String, Bytes, ahash::RandomState>,
+}
+
+impl Subjects {
+    fn new() -> heatsink::Result<Subjects> {
+        let value = Bytes::from(vec![7u8; VALUE_BYTES]);
+        let hour = Duration::from_secs(3600);
+        let store = MemoryStore::new(8);
+        store.put_now(KEY, value.clone())?;
+        let near = NearCache::new().fresh(hour).stale(hour);
+        let hs = Heatsink::builder(store).near(near).build()?;
+        hs.control().pin(KEY, Treatment::near())?;
+        let _ = blocking::Heatsink::from(hs.clone()).get(KEY)?;
+        let moka = Cache::new(10_000);
+        moka.insert(KEY.to_owned(), value.clone());
+        let moka_ahash = Cache::builder()
+            .max_capacity(10_000)
+            .build_with_hasher(ahash::RandomState::with_seeds(1, 2, 3, 4));
+        moka_ahash.insert(KEY.to_owned(), value);
+        Ok(Subjects { hs, moka, moka_ahash })
+    }
+
+    /// Millions of operations per second of one row.
+    fn measure(&self, row: usize, threads: usize, window: Duration) -> f64 {
+        let Subjects { hs, moka, moka_ahash } = self;
+        let hot = "the hot key is cached";
+        match row {
+            0 => rate(threads, window, own_work),
+            1 => rate(threads, window, || hs.try_read_with(black_box(KEY), look).expect(hot)),
+            2 => rate(threads, window, || {
+                poll_once(hs.read_with(black_box(KEY), look)).expect(hot).expect(hot)
+            }),
+            3 => rate(threads, window, || {
+                look(&poll_once(hs.get(black_box(KEY))).expect(hot).expect(hot))
+            }),
+            4 => rate(threads, window, || look(&moka.get(black_box(KEY)).expect(hot))),
+            _ => rate(threads, window, || look(&moka_ahash.get(black_box(KEY)).expect(hot))),
+        }
+    }
+}
+
+/// The threads' rates, added up; each thread takes its own time, after a window of warming up: the
+/// sampler adapts to the rate of requests, and a row must not pay for the silence before it.
+fn rate(threads: usize, window: Duration, op: impl Fn() -> u64 + Sync) -> f64 {
+    let start = Barrier::new(threads);
+    let one = || {
+        let warm = Instant::now();
+        while warm.elapsed() < window {
+            for _ in 0..1024 {
+                black_box(op());
+            }
+        }
+        start.wait();
+        let begun = Instant::now();
+        let mut ops = 0u32;
+        loop {
+            for _ in 0..1024 {
+                black_box(op());
+            }
+            ops += 1024;
+            let took = begun.elapsed();
+            if took >= window {
+                return f64::from(ops) / took.as_secs_f64() / 1e6;
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..threads).map(|_| scope.spawn(one)).collect();
+        all.into_iter().map(|t| t.join().expect("a row panicked")).sum()
+    })
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+struct Row {
+    one: f64,
+    two: f64,
+    /// Two threads together over one thread, round by round.
+    scaling: f64,
+}
+
+struct Run {
+    rows: Vec<Row>,
+}
+
+impl Run {
+    fn take(subjects: &Subjects, rounds: usize, window: Duration) -> Run {
+        let mut seen = vec![Vec::new(); NAMES.len()];
+        for _ in 0..rounds {
+            for (row, seen) in seen.iter_mut().enumerate() {
+                let one = subjects.measure(row, 1, window);
+                seen.push((one, subjects.measure(row, 2, window)));
+            }
+        }
+        let row = |seen: &Vec<(f64, f64)>| Row {
+            one: median(seen.iter().map(|s| s.0)),
+            two: median(seen.iter().map(|s| s.1)),
+            scaling: median(seen.iter().map(|s| s.1 / s.0)),
+        };
+        Run { rows: seen.iter().map(row).collect() }
+    }
+
+    fn valid(&self) -> bool {
+        self.rows[CONTROL].scaling >= MIN_CONTROL
+    }
+
+    fn over_moka(&self, row: usize) -> f64 {
+        self.rows[row].one / self.rows[MOKA].one
+    }
+
+    fn scaling_of_control(&self, row: usize) -> f64 {
+        self.rows[row].scaling / self.rows[CONTROL].scaling
+    }
+
+    /// The ratios that are promised are those of the borrowed reads.
+    fn met(&self) -> bool {
+        [TRY_READ, READ_WITH].iter().all(|&row| {
+            self.over_moka(row) >= MIN_OVER_MOKA && self.scaling_of_control(row) >= MIN_SCALING
+        })
+    }
+
+    fn print(&self) {
+        println!("{:<24}{:>12}{:>12}{:>9}", "Mops/s, median", "1 thread", "2 threads", "scaling");
+        for (name, row) in NAMES.iter().zip(&self.rows) {
+            println!("{name:<24}{:>12.2}{:>12.2}{:>9.2}", row.one, row.two, row.scaling);
+        }
+        for row in HEATSINK {
+            println!(
+                "{:<18} {:.2} x moka::sync get at one thread; {:.3} x the control's scaling",
+                NAMES[row],
+                self.over_moka(row),
+                self.scaling_of_control(row),
+            );
+        }
+        println!("to meet, read_with and try_read_with: {MIN_OVER_MOKA} x and {MIN_SCALING} x");
+    }
+
+    fn print_json(&self) {
+        let rows: Vec<String> = NAMES
+            .iter()
+            .zip(&self.rows)
+            .map(|(name, row)| {
+                format!(
+                    r#"{{"name":"{name}","mops_1":{:.3},"mops_2":{:.3},"scaling":{:.3}}}"#,
+                    row.one, row.two, row.scaling
+                )
+            })
+            .collect();
+        println!(
+            r#"{{"rows":[{}],"read_over_moka":{:.3},"scaling_over_control":{:.3},"valid":{},"met":{}}}"#,
+            rows.join(","),
+            self.over_moka(READ_WITH),
+            self.scaling_of_control(READ_WITH),
+            self.valid(),
+            self.met(),
+        );
+    }
+}
+
+fn main() -> ExitCode {
+    let (mut json, mut smoke) = (false, false);
+    for arg in std::env::args().skip(1) {
+        match arg.as_str() {
+            "--json" => json = true,
+            "--test" => smoke = true,
+            "--bench" => {}
+            other => {
+                eprintln!("hit_path: unknown argument {other}; there are --json and --test");
+                return ExitCode::from(2);
+            }
+        }
+    }
+    let subjects = Subjects::new().expect("a store in memory and a valid configuration");
+    let (rounds, window) = if smoke { (1, Duration::from_millis(1)) } else { (ROUNDS, WINDOW) };
+    let tries = if smoke { 1 } else { TRIES };
+    for left in (0..tries).rev() {
+        let run = Run::take(&subjects, rounds, window);
+        if !smoke && !run.valid() && left > 0 {
+            let scaling = run.rows[CONTROL].scaling;
+            eprintln!("void: the control scaled by {scaling:.2}, not {MIN_CONTROL}; once more");
+            continue;
+        }
+        if json {
+            run.print_json()
+        } else {
+            run.print()
+        }
+        if smoke {
+            eprintln!("smoke run: no ratio was checked");
+            return ExitCode::SUCCESS;
+        }
+        if !run.valid() {
+            eprintln!("void: the control never scaled; this machine is too busy to measure on");
+        } else if !run.met() {
+            eprintln!("a ratio was missed");
+        }
+        return if run.valid() && run.met() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
+    ExitCode::FAILURE
+}
