@@ -420,7 +420,9 @@ fn c17_loading_a_key_inside_its_own_load_is_an_error() {
     let inner = rig.hs.clone();
     let error = rig.rt.block_on(async move {
         hs.load("k", move || async move {
-            inner.load("k", || async { Ok::<_, std::io::Error>("inner") }).await
+            inner
+                .load("k", || async { Ok::<_, std::io::Error>("inner") })
+                .await
                 .map(|v| v.to_bytes())
         })
         .await
