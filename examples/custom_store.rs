@@ -4,7 +4,7 @@
 //! by callback on a thread of its own. The adapter is the `impl Store` in the middle.
 //!
 //! ```sh
-//! cargo run --example custom_store --features testing
+//! cargo run --example custom_store
 //! ```
 
 use bytes::Bytes;
@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 const HELP: &str = "custom_store: wraps a callback client as a heatsink store and proves it
 
-USAGE: cargo run --example custom_store --features testing [-- OPTIONS]
+USAGE: cargo run --example custom_store [-- OPTIONS]
 
   --json   one JSON object on stdout: checks, failed, results
   --help   this text";
