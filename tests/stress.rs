@@ -42,12 +42,12 @@ impl Stress {
     fn new() -> Stress {
         let hour = Duration::from_secs(3600);
         let store = MemoryStore::new(8);
-        store.put_now(KEY, version(0)).unwrap();
+        store.put_now(KEY, version(0)).expect("a step of the stress");
         let near = NearCache::new().fresh(hour).stale(hour);
-        let hs = Heatsink::builder(store.clone()).near(near).build().unwrap();
-        hs.control().pin(KEY, Treatment::near()).unwrap();
+        let hs = Heatsink::builder(store.clone()).near(near).build().expect("a step of the stress");
+        hs.control().pin(KEY, Treatment::near()).expect("a step of the stress");
         let blocking = blocking::Heatsink::from(hs.clone());
-        blocking.get(KEY).unwrap();
+        blocking.get(KEY).expect("a step of the stress");
         Stress { store, hs, blocking, acked: AtomicU64::new(0), over: AtomicBool::new(false) }
     }
 
@@ -58,7 +58,7 @@ impl Stress {
             self.over.store(true, Ordering::Relaxed);
             let mut sum = Seen::default();
             for reader in readers {
-                let seen = reader.join().unwrap();
+                let seen = reader.join().expect("a step of the stress");
                 sum.hits += seen.hits;
                 sum.misses += seen.misses;
                 sum.stale += seen.stale;
@@ -74,12 +74,12 @@ impl Stress {
         while Instant::now() < until {
             last += 1;
             let announced = (writer == Writer::Announces).then(|| self.hs.writing(KEY));
-            self.store.put_now(KEY, version(last)).unwrap();
+            self.store.put_now(KEY, version(last)).expect("a step of the stress");
             if let Some(write) = announced {
                 write.done();
             }
             self.acked.store(last, Ordering::SeqCst);
-            let own = self.blocking.get(KEY).unwrap().unwrap();
+            let own = self.blocking.get(KEY).expect("a step of the stress").unwrap();
             stale += u64::from(number(&own) < last);
             std::thread::sleep(PAUSE);
         }
@@ -96,7 +96,7 @@ impl Stress {
                     hit
                 } else {
                     seen.misses += 1;
-                    number(&self.blocking.get(KEY).unwrap().unwrap())
+                    number(&self.blocking.get(KEY).expect("a step of the stress").unwrap())
                 };
                 seen.stale += u64::from(got < acked);
             }
