@@ -79,7 +79,8 @@ impl Stress {
                 write.done();
             }
             self.acked.store(last, Ordering::SeqCst);
-            let own = self.blocking.get(KEY).expect("a step of the stress").unwrap();
+            let own =
+                self.blocking.get(KEY).expect("a step of the stress").expect("the key is there");
             stale += u64::from(number(&own) < last);
             std::thread::sleep(PAUSE);
         }
@@ -96,7 +97,13 @@ impl Stress {
                     hit
                 } else {
                     seen.misses += 1;
-                    number(&self.blocking.get(KEY).expect("a step of the stress").unwrap())
+                    number(
+                        &self
+                            .blocking
+                            .get(KEY)
+                            .expect("a step of the stress")
+                            .expect("the key is there"),
+                    )
                 };
                 seen.stale += u64::from(got < acked);
             }
