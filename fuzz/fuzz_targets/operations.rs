@@ -1,6 +1,6 @@
 //! Random operation sequences against a naive model: one process, so every read must be exact.
 //!
-//! `cargo run --release -- [SEEDS]` runs that many seeds (default 300) and prints the one that
+//! `cargo run --release -- [SEEDS]` runs that many seeds (default 20) and prints the one that
 //! fails.
 
 use heatsink::store::MemoryStore;
@@ -65,7 +65,7 @@ fn run(seed: u64) {
 }
 
 fn main() {
-    let seeds = std::env::args().nth(1).and_then(|s| s.parse().ok()).unwrap_or(300u64);
+    let seeds = std::env::args().nth(1).and_then(|s| s.parse().ok()).unwrap_or(20u64);
     for seed in 0..seeds {
         if std::panic::catch_unwind(|| run(seed)).is_err() {
             eprintln!("seed {seed} failed; only this one: see `run({seed})`");
