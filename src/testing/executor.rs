@@ -197,8 +197,10 @@ impl SimRuntime {
         true
     }
 
-    /// Moves time to the next timer that is not after `limit`; false when there is none.
-    fn jump(&self, limit: Tick) -> bool {
+    /// Moves time to the next timer that is not after `limit`; false when there is none. With
+    /// [`step`](SimRuntime::step) it lets a test look at the world after every single poll.
+    #[expect(clippy::must_use_candidate, reason = "time is moved for its effect")]
+    pub fn jump(&self, limit: Tick) -> bool {
         let mut state = self.0.state.lock();
         let Some((&(at, id), _)) = state.timers.first_key_value() else { return false };
         if at > limit {
