@@ -290,13 +290,9 @@ impl World {
     /// Lets tasks run until then, one poll at a time, and looks at the store after each.
     fn drive(&self, other: Option<&SimRuntime>, until: Tick) {
         loop {
-            let step_other = || other.is_some_and(SimRuntime::step);
             while other.is_some_and(|o| o.jump(self.rt.now())) {}
-            let moved = if self.draw(2) == 0 {
-                step_other() || self.rt.step()
-            } else {
-                self.rt.step() || step_other()
-            };
+            let other_first = self.draw(2) == 0 && other.is_some_and(SimRuntime::step);
+            let moved = other_first || self.rt.step() || other.is_some_and(SimRuntime::step);
             self.look();
             if !moved && !self.rt.jump(until) {
                 break;
