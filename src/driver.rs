@@ -138,6 +138,7 @@ impl Driver {
         if now.since(self.swept) >= SWEEP {
             self.swept = now;
             shared.time_out();
+            shared.clear_dead();
         }
         shared.extend_index(now.after(INDEX_LEASE));
         true

@@ -387,6 +387,22 @@ impl Shared {
         self.hot.epoch.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// Clears cells whose value cannot be served any more: what nobody can read must not hold the
+    /// room, nor the rank, against what is loaded next.
+    pub(crate) fn clear_dead(&self) {
+        let dead = |cell: &Cell| {
+            let (now, epoch) = (self.clock.now(), self.epoch());
+            cell.with(|shown| Some(shown.serve(now, epoch, None).is_none())).unwrap_or(false)
+        };
+        for cell in self.index.load_full().iter().filter(|cell| dead(cell)) {
+            let gate = self.stripe(cell.hash).lock();
+            // A newer value may have taken its place meanwhile.
+            let garbage = if dead(cell) { cell.clear(&self.used) } else { None };
+            drop(gate);
+            drop(garbage);
+        }
+    }
+
     fn clear_cell(&self, hash: u64, key: &[u8]) -> Option<Arc<Shown>> {
         self.index.load().find(hash, key)?.clear(&self.used)
     }
