@@ -88,9 +88,19 @@ impl Shown {
         Some(entry.ages.at(now))
     }
 
-    /// True when a refresh is due and no other reader has taken it: the caller must start it.
+    /// True when the value is stale, the caller can load it again (`loader`: it brings one; what a
+    /// loader brought, only a loader can), and no other reader has taken the refresh: the caller
+    /// must start it.
     #[inline]
-    pub(crate) fn claim_refresh(&self, now: Tick) -> bool {
+    pub(crate) fn take_refresh(&self, freshness: Freshness, loader: bool, now: Tick) -> bool {
+        freshness == Freshness::Stale
+            && (loader || !self.entry.by_loader)
+            && self.claim_refresh(now)
+    }
+
+    /// Claims the refresh if it is due and no other reader has it.
+    #[inline]
+    fn claim_refresh(&self, now: Tick) -> bool {
         let at = self.refresh_at.load(Ordering::Relaxed);
         now.0 >= at
             && self

@@ -32,6 +32,7 @@ const SUSPENDED: Duration = Duration::from_millis(500);
 /// The running driver of one instance.
 pub(crate) struct DriverHandle {
     stopped: Arc<AtomicBool>,
+    #[cfg(feature = "testing")]
     stalled: Arc<AtomicBool>,
     /// Dropping it wakes the thread.
     wake: Mutex<Option<Sender<()>>>,
@@ -64,7 +65,13 @@ impl DriverHandle {
             )
         };
         let (wake, thread) = (Mutex::new(Some(wake)), Mutex::new(thread));
-        Ok(DriverHandle { stopped, stalled, wake, thread })
+        Ok(DriverHandle {
+            stopped,
+            #[cfg(feature = "testing")]
+            stalled,
+            wake,
+            thread,
+        })
     }
 
     pub(crate) fn stop(&self, shared: &Shared) {
@@ -86,7 +93,6 @@ impl Drop for DriverHandle {
     fn drop(&mut self) {
         self.stopped.store(true, Ordering::Release);
         self.wake.lock().take();
-        let _ = &self.stalled;
     }
 }
 

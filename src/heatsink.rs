@@ -5,7 +5,6 @@ use crate::cell::Entry;
 use crate::config::{Builder, Options};
 use crate::control::{Control, Explanation};
 use crate::driver::DriverHandle;
-use crate::engine::data::near::Freshness;
 use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::read::{From, JoinAll, Loadable, Read, within};
@@ -93,7 +92,7 @@ impl Heatsink {
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         let key = key.as_ref();
         let (hash, due) = self.observe(key);
-        if let Some(value) = self.hot(hash, key, None, due, false) {
+        if let Some(value) = self.hot(hash, key, None, due) {
             return Ok(present(value));
         }
         self.read(hash, key, Read::new(), From::Store, due).await.map(present)
@@ -107,7 +106,7 @@ impl Heatsink {
     pub async fn get_with(&self, key: impl AsRef<[u8]>, read: Read) -> Result<Option<Value>> {
         let key = key.as_ref();
         let (hash, due) = self.observe(key);
-        if let Some(value) = self.hot(hash, key, read.max_age, due, false) {
+        if let Some(value) = self.hot(hash, key, read.max_age, due) {
             return Ok(present(value));
         }
         self.read(hash, key, read, From::Store, due).await.map(present)
@@ -134,7 +133,7 @@ impl Heatsink {
         for key in keys {
             let key = key.as_ref();
             let (hash, due) = self.observe(key);
-            if let Some(value) = self.hot(hash, key, None, due, false) {
+            if let Some(value) = self.hot(hash, key, None, due) {
                 all.ready(Ok(value));
                 continue;
             }
@@ -149,7 +148,9 @@ impl Heatsink {
                 Err(error) => all.ready(Err(error)),
                 Ok(Begin::Hit(value, due)) => {
                     all.ready(Ok(value));
-                    self.refresh_if(due, hash, &key, From::Store);
+                    if due {
+                        self.refresh(hash, &key, From::Store);
+                    }
                 }
                 Ok(Begin::Bypass) => all.alone(self.alone(key, From::Store)),
                 Ok(Begin::Wait(waiter, id, ticket)) => {
@@ -243,15 +244,9 @@ impl Heatsink {
 
     pub(crate) async fn load_raw(&self, key: &[u8], read: Read, from: From) -> Result<Value> {
         let (hash, due) = self.observe(key);
-        let mut refresh = false;
-        let hit = self.0.shared.hit(hash, key, read.max_age, |shown, now, freshness| {
-            refresh = freshness == Freshness::Stale && shown.claim_refresh(now);
-            Value::hot(shown.handle(), now, freshness)
-        });
-        if let Some(value) = hit {
-            self.sampled(due, hash, key, Seen::hit(&value));
-            if refresh {
-                self.refresh_if(true, hash, &Key::copy(key), from);
+        if let Some((value, stale)) = self.cached(hash, key, read.max_age, due, true) {
+            if stale {
+                self.refresh(hash, &Key::copy(key), from);
             }
             return Ok(value);
         }
@@ -363,26 +358,30 @@ impl Heatsink {
         }
     }
 
-    /// The cached value, for callers whose values the store can load again.
+    /// The cached value, and whether this caller must start its refresh.
     #[inline]
-    fn hot(
+    fn cached(
         &self,
         hash: u64,
         key: &[u8],
         max_age: Option<Duration>,
         due: bool,
         loader: bool,
-    ) -> Option<Value> {
-        let mut refresh = false;
-        let value = self.0.shared.hit(hash, key, max_age, |shown, now, freshness| {
-            refresh = freshness == Freshness::Stale
-                && (loader || !shown.entry.by_loader)
-                && shown.claim_refresh(now);
-            Value::hot(shown.handle(), now, freshness)
+    ) -> Option<(Value, bool)> {
+        let hit = self.0.shared.hit(hash, key, max_age, |shown, now, freshness| {
+            let stale = shown.take_refresh(freshness, loader, now);
+            (Value::hot(shown.handle(), now, freshness), stale)
         })?;
-        self.sampled(due, hash, key, Seen::hit(&value));
-        if refresh {
-            self.refresh_if(true, hash, &Key::copy(key), From::Store);
+        self.sampled(due, hash, key, Seen::hit(&hit.0));
+        Some(hit)
+    }
+
+    /// The cached value, for callers whose values the store can load again.
+    #[inline]
+    fn hot(&self, hash: u64, key: &[u8], max_age: Option<Duration>, due: bool) -> Option<Value> {
+        let (value, stale) = self.cached(hash, key, max_age, due, false)?;
+        if stale {
+            self.refresh(hash, &Key::copy(key), From::Store);
         }
         Some(value)
     }
@@ -400,7 +399,7 @@ impl Heatsink {
         let mut refresh = false;
         let out = shared.hit(hash, key, None, |shown, now, freshness| {
             let entry: &Entry = &shown.entry;
-            refresh = freshness == Freshness::Stale && !entry.by_loader && shown.claim_refresh(now);
+            refresh = shown.take_refresh(freshness, false, now);
             if due {
                 let age = now.since(entry.ages.started);
                 shared.sampler.push(hash, key, Seen::Hit(freshness, age));
@@ -408,7 +407,7 @@ impl Heatsink {
             f((!entry.absent).then_some(&entry.bytes[..]))
         });
         if refresh {
-            self.refresh_if(true, hash, &Key::copy(key), From::Store);
+            self.refresh(hash, &Key::copy(key), From::Store);
         }
         out
     }
@@ -444,7 +443,9 @@ impl Heatsink {
         }
         match shared.begin(hash, &key, max_age, from.is_loader())? {
             Begin::Hit(value, due) => {
-                self.refresh_if(due, hash, &key, from);
+                if due {
+                    self.refresh(hash, &key, from);
+                }
                 Ok(value)
             }
             Begin::Bypass => self.alone(key, from).await,
@@ -483,9 +484,9 @@ impl Heatsink {
     }
 
     /// Starts the load of a stale value in the background.
-    fn refresh_if(&self, due: bool, hash: u64, key: &Key, from: From) {
+    fn refresh(&self, hash: u64, key: &Key, from: From) {
         let shared = &self.0.shared;
-        if due && let Some((waiter, id, ticket)) = shared.begin_refresh(hash, key) {
+        if let Some((waiter, id, ticket)) = shared.begin_refresh(hash, key) {
             let mut call = Call::new(shared.clone(), (hash, key.clone()), waiter, id);
             call.run(from.job(shared, ticket));
             call.detach();

@@ -175,9 +175,7 @@ impl Shared {
         let latest = max_age == Some(Duration::ZERO);
         if !latest
             && let Some(hit) = self.hit(hash, key, max_age, |shown, now, freshness| {
-                let due = freshness == Freshness::Stale
-                    && (loader || !shown.entry.by_loader)
-                    && shown.claim_refresh(now);
+                let due = shown.take_refresh(freshness, loader, now);
                 (crate::value::Value::hot(shown.handle(), now, freshness), due)
             })
         {

@@ -83,7 +83,7 @@ fn no_file_is_longer_than_six_hundred_lines_without_its_tests() {
 
 #[test]
 fn there_is_no_unsafe_code_and_no_switched_off_test() {
-    for below in ["src", "examples", "tests"] {
+    for below in ["src", "examples", "tests", "benches"] {
         for (name, text) in sources(below) {
             if name.ends_with("tidy.rs") {
                 continue;
