@@ -1,5 +1,8 @@
 //! How a handle is built: one options struct per mechanism, checked when everything is known.
 
+use crate::engine::control::sampling::Sampling;
+use crate::engine::control::treat::{self, Ceiling};
+use crate::engine::control::{detect, steering};
 use crate::engine::data::near::Policy;
 use crate::error::{Error, Result};
 use crate::heatsink::Heatsink;
@@ -170,12 +173,168 @@ impl Loads {
     }
 }
 
+/// How hot keys are found, and what counts as hot.
+///
+/// # Example
+/// ```
+/// # use heatsink::{Ceiling, Detect};
+/// let careful = Detect::new().promote_at(200.0).ceiling(Ceiling::DYNAMODB).observe_only();
+/// ```
+#[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
+pub struct Detect {
+    promote_at: f64,
+    demote_permille: u32,
+    demote_windows: u8,
+    window_min: Duration,
+    window_max: Duration,
+    samples_per_sec: u32,
+    found_max: usize,
+    ceiling: Option<Ceiling>,
+    observe_only: bool,
+}
+
+impl Default for Detect {
+    fn default() -> Detect {
+        let defaults = detect::Options::default();
+        Detect {
+            promote_at: defaults.promote_per_sec,
+            demote_permille: defaults.demote_permille,
+            demote_windows: defaults.demote_windows,
+            window_min: defaults.window_min,
+            window_max: defaults.window_max,
+            samples_per_sec: 20_000,
+            found_max: defaults.watched_max,
+            ceiling: None,
+            observe_only: false,
+        }
+    }
+}
+
+impl Detect {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Detect {
+        Detect::default()
+    }
+
+    /// Finds nothing by itself: only what is pinned or scheduled is treated.
+    #[must_use]
+    pub fn pins_only() -> Detect {
+        Detect::new().promote_at(f64::INFINITY)
+    }
+
+    /// A key that this process asks for this many times a second is hot; its reads, if they alone
+    /// are as many, are served by the near cache. Default: 50, which at a fresh time of 1 s saves
+    /// 49 reads of 50.
+    #[must_use]
+    pub fn promote_at(mut self, per_sec: f64) -> Detect {
+        self.promote_at = per_sec;
+        self
+    }
+
+    /// A hot key below this part of the threshold, in thousandths, is cool. Default: 800.
+    #[must_use]
+    pub fn demote_permille(mut self, permille: u32) -> Detect {
+        self.demote_permille = permille;
+        self
+    }
+
+    /// Cool windows in a row before a hot key is demoted. Default: 5.
+    #[must_use]
+    pub fn demote_windows(mut self, windows: u8) -> Detect {
+        self.demote_windows = windows;
+        self
+    }
+
+    /// The shortest and the longest window. Within these limits a window grows until the threshold
+    /// means 100 samples; hot keys are found before their window ends. Default: 1 s and 10 s.
+    #[must_use]
+    pub fn window(mut self, shortest: Duration, longest: Duration) -> Detect {
+        (self.window_min, self.window_max) = (shortest, longest);
+        self
+    }
+
+    /// Samples a second at most, on average; below it every request is one. More traffic makes
+    /// the threshold in force rise with [`Stats::threshold_per_sec`](crate::Stats). Default: 20,000.
+    #[must_use]
+    pub fn samples_per_sec(mut self, samples: u32) -> Detect {
+        self.samples_per_sec = samples;
+        self
+    }
+
+    /// Keys that may be hot, or near it, at a time. Default: 512.
+    #[must_use]
+    pub fn found_max(mut self, keys: usize) -> Detect {
+        self.found_max = keys;
+        self
+    }
+
+    /// What one shard can serve; with it, the hot list advises copies, slots or shedding where the
+    /// near cache is not enough. Default: not known.
+    #[must_use]
+    pub fn ceiling(mut self, ceiling: Ceiling) -> Detect {
+        self.ceiling = Some(ceiling);
+        self
+    }
+
+    /// Finds, explains and tells, and touches nothing: every read goes to the store as it would
+    /// without heatsink's near cache, pinned keys included. How a service starts.
+    #[must_use]
+    pub fn observe_only(mut self) -> Detect {
+        self.observe_only = true;
+        self
+    }
+
+    fn check(&self) -> Result<()> {
+        let wrong = if self.promote_at.is_nan() || self.promote_at <= 0.0 {
+            "Detect::promote_at must be above zero"
+        } else if self.demote_permille > 1_000 {
+            "Detect::demote_permille is above 1000"
+        } else if self.window_min < Duration::from_millis(8) || self.window_max < self.window_min {
+            "Detect::window must be at least 8 ms, and its longest no shorter than its shortest"
+        } else if self.samples_per_sec == 0 {
+            "Detect::samples_per_sec is zero; to find nothing, use Detect::pins_only()"
+        } else if self.found_max == 0 || self.found_max > 32_768 {
+            "Detect::found_max must be from 1 to 32768"
+        } else {
+            return Ok(());
+        };
+        Err(Error::config(wrong))
+    }
+
+    /// As the engine takes them.
+    fn options(&self, near: &NearCache) -> steering::Options {
+        steering::Options {
+            detect: detect::Options {
+                promote_per_sec: self.promote_at,
+                demote_permille: self.demote_permille,
+                demote_windows: self.demote_windows,
+                window_min: self.window_min,
+                window_max: self.window_max,
+                watched_max: self.found_max,
+                sampling: Sampling::Budget { per_sec: self.samples_per_sec },
+                treat: treat::Options {
+                    near_reads_per_sec: self.promote_at,
+                    near_ttl: near.fresh,
+                    ceiling: self.ceiling,
+                    ..treat::Options::default()
+                },
+                ..detect::Options::default()
+            },
+            keys_max: near.keys_max,
+            observe_only: self.observe_only,
+        }
+    }
+}
+
 /// The checked options, as the shell uses them.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) near: NearCache,
     pub(crate) loads: Loads,
     pub(crate) policy: Policy,
+    pub(crate) steering: steering::Options,
     pub(crate) seed: u64,
     /// Handles per hot entry: a power of two, at least the number of cores.
     pub(crate) stripes: usize,
@@ -197,6 +356,7 @@ pub struct Builder {
     store: Arc<dyn DynStore>,
     near: NearCache,
     loads: Loads,
+    detect: Detect,
     runtime: Option<Arc<dyn Runtime>>,
     seed: Option<u64>,
     cores: Option<NonZeroUsize>,
@@ -208,6 +368,7 @@ impl Builder {
             store: Arc::new(store),
             near: NearCache::default(),
             loads: Loads::default(),
+            detect: Detect::default(),
             runtime: None,
             seed: None,
             cores: None,
@@ -223,6 +384,12 @@ impl Builder {
     /// Limits of loads.
     pub fn loads(mut self, loads: Loads) -> Builder {
         self.loads = loads;
+        self
+    }
+
+    /// How hot keys are found.
+    pub fn detect(mut self, detect: Detect) -> Builder {
+        self.detect = detect;
         self
     }
 
@@ -252,6 +419,7 @@ impl Builder {
     /// [`Config`](crate::ErrorKind::Config) names the options that contradict each other.
     pub fn build(self) -> Result<Heatsink> {
         self.near.check()?;
+        self.detect.check()?;
         if self.loads.timeout.is_zero() || self.loads.waiters_max == 0 {
             return Err(Error::config("Loads::timeout and Loads::waiters_max must not be zero"));
         }
@@ -269,6 +437,7 @@ impl Builder {
         };
         let options = Options {
             policy,
+            steering: self.detect.options(&self.near),
             near: self.near,
             loads: self.loads,
             seed: self.seed.unwrap_or_else(runtime::wall_seed),

@@ -1,44 +1,64 @@
 //! The operator's surface: what is treated, by whose word, and why.
 
+use crate::engine::control::hotlist::{HotKey, Rule};
+use crate::engine::control::operator::{DENIED_MAX, Full, Operator, SCHEDULES_MAX, Scheduled};
+use crate::engine::control::treat::Treatment;
+use crate::engine::control::verdict::Explanation as Detected;
 use crate::engine::data::near::Freshness;
 use crate::error::{Error, ErrorKind, Result};
 use crate::heatsink::Heatsink;
 use crate::key::{KEY_BYTES_MAX, Key};
 use crate::shared::Shared;
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
-/// What is done for a hot key.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum Treatment {
-    /// Its value is kept in the process.
-    Near,
+/// Keys that are known beforehand: a launch, a match, a sale.
+///
+/// # Example
+/// ```
+/// # use heatsink::{Heatsink, Schedule, store::MemoryStore};
+/// # use std::time::Duration;
+/// # let hs = Heatsink::new(MemoryStore::new(8))?;
+/// let match_night = Schedule::prefix("match:77:")
+///     .starts_in(Duration::from_secs(3600))
+///     .lasts(Duration::from_secs(3 * 3600));
+/// let id = hs.control().schedule(match_night)?;
+/// assert!(hs.control().cancel(id));
+/// # Ok::<(), heatsink::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Schedule {
+    keys: Vec<Key>,
+    prefix: Option<Key>,
+    starts_in: Duration,
+    lasts: Duration,
 }
 
-impl Treatment {
-    /// The near cache.
-    #[must_use]
-    pub fn near() -> Treatment {
-        Treatment::Near
+impl Schedule {
+    /// Treats `keys` whatever their traffic.
+    pub fn keys<K: AsRef<[u8]>>(keys: impl IntoIterator<Item = K>) -> Schedule {
+        let keys = keys.into_iter().map(|k| Key::copy(k.as_ref())).collect();
+        Schedule { keys, prefix: None, starts_in: Duration::ZERO, lasts: Duration::MAX }
     }
-}
 
-/// What the operator has said. Denials outrank pins.
-#[derive(Debug, Default)]
-pub(crate) struct Steering {
-    pins: BTreeMap<Key, Treatment>,
-    denied: BTreeSet<Key>,
-}
+    /// Treats keys that begin with `prefix` as soon as their traffic comes within reach of the
+    /// threshold (a tenth of it), each at its own time. No request looks at prefixes.
+    pub fn prefix(prefix: impl AsRef<[u8]>) -> Schedule {
+        let prefix = Some(Key::copy(prefix.as_ref()));
+        Schedule { prefix, ..Schedule::keys([[0; 0]; 0]) }
+    }
 
-/// Keys that an operator may deny; a cap like every other.
-const DENIED_MAX: usize = 65_536;
+    /// Starts later. Default: now.
+    pub fn starts_in(mut self, delay: Duration) -> Schedule {
+        self.starts_in = delay;
+        self
+    }
 
-impl Steering {
-    /// The keys to be treated, in order.
-    fn treated(&self) -> Vec<Key> {
-        self.pins.keys().filter(|k| !self.denied.contains(*k)).cloned().collect()
+    /// Ends after this long, counted from its start. Default: never.
+    pub fn lasts(mut self, span: Duration) -> Schedule {
+        self.lasts = span;
+        self
     }
 }
 
@@ -82,37 +102,20 @@ impl<'a> Control<'a> {
         keys: impl IntoIterator<Item = K>,
         treatment: Treatment,
     ) -> Result<()> {
-        let shared = self.shared();
-        let max = shared.options.near.keys_max;
-        let mut new = Vec::new();
-        for key in keys {
-            let key = key.as_ref();
-            if key.len() > KEY_BYTES_MAX {
-                let text = format!("a key of {} bytes cannot be pinned", key.len());
-                return Err(Error::not_applied(ErrorKind::Limit, text));
-            }
-            new.push(Key::copy(key));
+        if treatment != Treatment::Near {
+            let text =
+                format!("a pin to {treatment} is not acted on in this version; pin to near()");
+            return Err(Error::not_applied(ErrorKind::Unsupported, text));
         }
-        let mut steering = shared.steering.lock();
-        let added: BTreeSet<&Key> =
-            new.iter().filter(|k| !steering.pins.contains_key(*k)).collect();
-        if steering.pins.len() + added.len() > max {
-            let text = format!("no more than {max} keys can be pinned (NearCache::keys_max)");
-            return Err(Error::not_applied(ErrorKind::Limit, text));
-        }
-        steering.pins.extend(new.into_iter().map(|k| (k, treatment)));
-        shared.publish_index(&steering.treated());
-        Ok(())
+        let keys: Vec<Key> = keys.into_iter().map(|k| Key::copy(k.as_ref())).collect();
+        let keys = self.with_hashes(keys)?;
+        let (now, max) = (self.shared().clock.now(), self.shared().options.near.keys_max);
+        self.steer(|operator| operator.pin(now, keys, treatment)).map_err(|full| refused(full, max))
     }
 
     /// Takes a pin back; whether there was one.
     pub fn unpin(&self, key: impl AsRef<[u8]>) -> bool {
-        let mut steering = self.shared().steering.lock();
-        let was = steering.pins.remove(&Key::copy(key.as_ref())).is_some();
-        if was {
-            self.shared().publish_index(&steering.treated());
-        }
-        was
+        self.steer(|operator| operator.unpin(&Key::copy(key.as_ref())))
     }
 
     /// Never treats `key`, whatever its traffic and whoever pinned it.
@@ -120,24 +123,62 @@ impl<'a> Control<'a> {
     /// # Errors
     /// [`Limit`](ErrorKind::Limit) when 65,536 keys are denied already.
     pub fn deny(&self, key: impl AsRef<[u8]>) -> Result<()> {
-        let mut steering = self.shared().steering.lock();
-        if steering.denied.len() >= DENIED_MAX {
-            let text = format!("no more than {DENIED_MAX} keys can be denied");
-            return Err(Error::not_applied(ErrorKind::Limit, text));
-        }
-        steering.denied.insert(Key::copy(key.as_ref()));
-        self.shared().publish_index(&steering.treated());
-        Ok(())
+        let denied = self.steer(|operator| operator.deny(Key::copy(key.as_ref())));
+        denied.map_err(|full| refused(full, 0))
     }
 
     /// Takes a denial back; whether there was one.
     pub fn allow(&self, key: impl AsRef<[u8]>) -> bool {
-        let mut steering = self.shared().steering.lock();
-        let was = steering.denied.remove(&Key::copy(key.as_ref()));
-        if was {
-            self.shared().publish_index(&steering.treated());
+        self.steer(|operator| operator.allow(&Key::copy(key.as_ref())))
+    }
+
+    /// Treats what is known beforehand, from its start to its end. The number takes it back.
+    ///
+    /// # Errors
+    /// [`Limit`](ErrorKind::Limit) when 1,024 schedules are there already, or when more keys would
+    /// be pinned and scheduled than [`NearCache::keys_max`](crate::NearCache::keys_max).
+    pub fn schedule(&self, schedule: Schedule) -> Result<u64> {
+        let shared = self.shared();
+        let now = shared.clock.now();
+        let from = now.after(schedule.starts_in);
+        let until = from.after(schedule.lasts);
+        let what = match schedule.prefix {
+            Some(prefix) => Scheduled::Prefix(prefix),
+            None => Scheduled::Keys(self.with_hashes(schedule.keys)?),
+        };
+        let max = shared.options.near.keys_max;
+        self.steer(|operator| operator.schedule(what, from, until))
+            .map_err(|full| refused(full, max))
+    }
+
+    /// Takes a schedule back; whether it was there still.
+    #[expect(clippy::must_use_candidate, reason = "taking back is what it is called for")]
+    pub fn cancel(&self, schedule: u64) -> bool {
+        self.steer(|operator| operator.cancel(schedule))
+    }
+
+    fn with_hashes(&self, keys: Vec<Key>) -> Result<Vec<(Key, u64)>> {
+        if let Some(key) = keys.iter().find(|k| k.len() > KEY_BYTES_MAX) {
+            let text = format!("a key of {} bytes cannot be treated", key.len());
+            return Err(Error::not_applied(ErrorKind::Limit, text));
         }
-        was
+        Ok(keys.into_iter().map(|k| (self.shared().hash(&k), k)).map(|(h, k)| (k, h)).collect())
+    }
+
+    /// Changes who is treated; in force when this returns.
+    fn steer<R>(&self, say: impl FnOnce(&mut Operator) -> R) -> R {
+        let shared = self.shared();
+        let mut steering = shared.steering.lock();
+        let out = steering.operate(shared.clock.now(), say);
+        let changed = steering.take_change();
+        if changed {
+            shared.publish_index(&steering.treated());
+        }
+        drop(steering);
+        if changed {
+            shared.followers.wake();
+        }
+        out
     }
 
     /// The keys in force, in order.
@@ -152,13 +193,13 @@ impl<'a> Control<'a> {
         let shared = self.shared();
         let hash = shared.hash(key);
         let now = shared.clock.now();
-        let steering = shared.steering.lock();
         let owned = Key::copy(key);
-        let rule = match (steering.denied.contains(&owned), steering.pins.get(&owned)) {
-            (true, _) => Rule::Denied,
-            (false, Some(_)) => Rule::Pinned,
-            (false, None) => Rule::None,
-        };
+        let mut steering = shared.steering.lock();
+        // What has been sampled by now counts.
+        shared.take_samples(&mut steering, now);
+        let rule = steering.rule(&owned, hash);
+        let detected = steering.explain(hash);
+        let hot = steering.hot_list(now).entries.into_iter().find(|e| e.key == owned);
         drop(steering);
         let index = shared.index.load();
         let cell = index.find(hash, key);
@@ -176,24 +217,14 @@ impl<'a> Control<'a> {
             key: owned,
             treatment: cell.map(|_| Treatment::Near),
             rule,
+            hot,
+            detected,
             cached,
             writes_active,
             uncacheable_for: until.since(now),
             shard: shared.store.shard_of(key),
         }
     }
-}
-
-/// By whose word a key is treated, or not.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum Rule {
-    /// Nobody has said anything.
-    None,
-    /// An operator pinned it.
-    Pinned,
-    /// An operator denied it.
-    Denied,
 }
 
 /// What the near cache holds of a key.
@@ -218,6 +249,10 @@ pub struct Explanation {
     pub treatment: Option<Treatment>,
     /// By whose word.
     pub rule: Rule,
+    /// Its entry on the hot list, with the rule that fired and what was saved.
+    pub hot: Option<HotKey>,
+    /// What the detector has counted, and what it holds that against.
+    pub detected: Option<Detected>,
     /// What the near cache holds of it now.
     pub cached: Option<CachedValue>,
     /// Writes of it under way in this process.
@@ -230,16 +265,11 @@ pub struct Explanation {
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let treatment = match self.treatment {
-            Some(Treatment::Near) => "near cache",
-            None => "none: single flight only",
-        };
-        let rule = match self.rule {
-            Rule::None => "no rule",
-            Rule::Pinned => "pinned by an operator",
-            Rule::Denied => "denied by an operator",
-        };
-        write!(f, "{}: {treatment} ({rule})", self.key)?;
+        match self.treatment {
+            Some(treatment) => write!(f, "{}: {treatment} ({})", self.key, self.rule)?,
+            None => write!(f, "{}: none: single flight only ({})", self.key, self.rule)?,
+        }
+        self.write_traffic(f)?;
         if let Some(shard) = self.shard {
             write!(f, "; on shard {shard}")?;
         }
@@ -261,4 +291,50 @@ impl fmt::Display for Explanation {
         }
         Ok(())
     }
+}
+
+impl Explanation {
+    /// What was seen, which rule fired, what was saved.
+    fn write_traffic(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(seen) = &self.detected {
+            if let Some(rate) = &seen.estimate {
+                write!(
+                    f,
+                    "; {:.0} reads/s and {:.0} writes/s in the last window ({:.0}/s ± {:.0}/s at \
+                     least), {:.0}/s of them reached the store",
+                    rate.demand.reads_per_sec,
+                    rate.demand.writes_per_sec,
+                    rate.lower_bound_per_sec,
+                    rate.margin_per_sec,
+                    rate.load_per_sec,
+                )?;
+            }
+            write!(f, "; hot from {:.0}/s", seen.threshold_per_sec)?;
+        } else {
+            f.write_str("; too little traffic to be counted")?;
+        }
+        let Some(hot) = &self.hot else { return Ok(()) };
+        if let Some(reason) = &hot.reason {
+            write!(f, "; {reason}")?;
+        }
+        if !hot.in_force && hot.treatment.is_some() {
+            f.write_str("; not in force")?;
+        }
+        for advice in [hot.reads_advice, hot.writes_advice].into_iter().flatten() {
+            write!(f, "; advice: {advice}")?;
+        }
+        let secs = hot.hot_for.as_secs();
+        write!(f, "; {} store operations saved in {secs} s", hot.saved)
+    }
+}
+
+fn refused(full: Full, keys_max: usize) -> Error {
+    let text = match full {
+        Full::Keys => {
+            format!("no more than {keys_max} keys can be pinned (NearCache::keys_max)")
+        }
+        Full::Denied => format!("no more than {DENIED_MAX} keys can be denied"),
+        Full::Schedules => format!("no more than {SCHEDULES_MAX} schedules can wait"),
+    };
+    Error::not_applied(ErrorKind::Limit, text)
 }

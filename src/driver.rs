@@ -2,11 +2,15 @@
 //! decides. No request ever waits for it; if it stalls, the index expires and every handle behaves
 //! like the bare client.
 
+use crate::bridge;
+use crate::engine::control::steering::Event;
 use crate::engine::time::Tick;
 use crate::error::{Error, Result};
 use crate::runtime::{self, Runtime};
 use crate::shared::Shared;
 use crate::stats::Books;
+#[cfg(feature = "metrics")]
+use crate::stats::Stats;
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,9 +26,6 @@ const SWEEP: Duration = Duration::from_millis(100);
 
 /// The index outlives the driver's last turn by this much.
 const INDEX_LEASE: Duration = Duration::from_secs(2);
-
-/// Samples that the driver takes in per second; beyond that, one in more requests is sampled.
-const SAMPLES_PER_SEC: u64 = 20_000;
 
 /// A difference between two clocks that cannot be anything but a suspended machine.
 const SUSPENDED: Duration = Duration::from_millis(500);
@@ -81,6 +82,7 @@ impl DriverHandle {
             let _ = thread.join();
         }
         shared.extend_index(Tick::ZERO);
+        shared.followers.close();
     }
 
     #[cfg(feature = "testing")]
@@ -102,10 +104,10 @@ struct Driver {
     stalled: Arc<AtomicBool>,
     swept: Tick,
     suspended: Duration,
-    /// Samples and drops since the sampling rate was last looked at.
-    taken: u64,
+    /// Samples that had found the queue full when this was last looked at.
     dropped: u64,
-    rated: Tick,
+    #[cfg(feature = "metrics")]
+    reported: u64,
 }
 
 impl Driver {
@@ -116,9 +118,9 @@ impl Driver {
             stalled,
             swept: Tick::ZERO,
             suspended: shared.clock.suspended(),
-            taken: 0,
             dropped: 0,
-            rated: shared.clock.now(),
+            #[cfg(feature = "metrics")]
+            reported: 0,
         }
     }
 
@@ -138,8 +140,7 @@ impl Driver {
             return true;
         }
         let now = shared.clock.now();
-        self.take_samples(&shared);
-        self.adapt(&shared, now);
+        self.steer(&shared, now);
         self.watch_for_suspend(&shared);
         if now.since(self.swept) >= SWEEP {
             self.swept = now;
@@ -150,26 +151,35 @@ impl Driver {
         true
     }
 
-    fn take_samples(&mut self, shared: &Shared) {
-        let mut books = shared.books.lock();
-        for sample in shared.sampler.drain() {
-            self.taken += 1;
-            books.enter(&sample);
-        }
-    }
-
-    /// Keeps the samples within their budget.
-    fn adapt(&mut self, shared: &Shared, now: Tick) {
-        let span = now.since(self.rated);
-        if span < SWEEP {
-            return;
-        }
+    /// Samples in, verdicts out, the index replaced where they say so.
+    fn steer(&mut self, shared: &Shared, now: Tick) {
+        let mut steering = shared.steering.lock();
+        shared.take_samples(&mut steering, now);
         let dropped = shared.sampler.dropped();
-        let came = self.taken + (dropped - self.dropped);
-        let requests = came as f64 * f64::from(shared.sampler.one_in());
-        let budget = SAMPLES_PER_SEC as f64 * span.as_secs_f64();
-        shared.sampler.set_one_in((requests / budget).ceil().clamp(1.0, 1e6) as u32);
-        (self.taken, self.dropped, self.rated) = (0, dropped, now);
+        let new = u32::try_from(dropped - self.dropped).unwrap_or(u32::MAX);
+        self.dropped = dropped;
+        steering.handle_dropped(now, new);
+        if steering.poll_timeout().is_some_and(|due| due <= now) {
+            steering.handle_timeout(now);
+        }
+        shared.sampler.set_one_in(steering.sampling());
+        let changed = steering.take_change();
+        if changed {
+            shared.publish_index(&steering.treated());
+        }
+        let events: Vec<Event> = std::iter::from_fn(|| steering.poll_event()).collect();
+        #[cfg(feature = "metrics")]
+        let windows = steering.counts().windows;
+        drop(steering);
+        events.iter().for_each(bridge::event);
+        if changed {
+            shared.followers.wake();
+        }
+        #[cfg(feature = "metrics")]
+        if self.reported != windows {
+            self.reported = windows;
+            bridge::publish(&Stats::collect(shared));
+        }
     }
 
     /// The monotonic clock stands still while a machine sleeps; the cached values grow old.

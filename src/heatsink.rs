@@ -91,7 +91,7 @@ impl Heatsink {
     #[inline]
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         let key = key.as_ref();
-        let (hash, due) = self.observe(key);
+        let (hash, due) = self.observe(key, 1);
         if let Some(value) = self.hot(hash, key, None, due) {
             return Ok(present(value));
         }
@@ -105,7 +105,7 @@ impl Heatsink {
     /// call waited for goes on and fills the cache.
     pub async fn get_with(&self, key: impl AsRef<[u8]>, read: Read) -> Result<Option<Value>> {
         let key = key.as_ref();
-        let (hash, due) = self.observe(key);
+        let (hash, due) = self.observe(key, read.cost());
         if let Some(value) = self.hot(hash, key, read.max_age, due) {
             return Ok(present(value));
         }
@@ -132,18 +132,20 @@ impl Heatsink {
         let mut leader = None;
         for key in keys {
             let key = key.as_ref();
-            let (hash, due) = self.observe(key);
+            let (hash, due) = self.observe(key, 1);
             if let Some(value) = self.hot(hash, key, None, due) {
                 all.ready(Ok(value));
                 continue;
             }
-            self.sampled(due, hash, key, Seen::Load);
             let key = Key::copy(key);
             let begun = if Shared::untracked(&key) {
                 Ok(Begin::Bypass)
             } else {
                 shared.begin(hash, &key, None, false)
             };
+            if let Ok(begun) = &begun {
+                self.sampled(due, hash, &key, begun.seen());
+            }
             match begun {
                 Err(error) => all.ready(Err(error)),
                 Ok(Begin::Hit(value, due)) => {
@@ -243,7 +245,7 @@ impl Heatsink {
     }
 
     pub(crate) async fn load_raw(&self, key: &[u8], read: Read, from: From) -> Result<Value> {
-        let (hash, due) = self.observe(key);
+        let (hash, due) = self.observe(key, read.cost());
         if let Some((value, stale)) = self.cached(hash, key, read.max_age, due, true) {
             if stale {
                 self.refresh(hash, &Key::copy(key), from);
@@ -264,7 +266,7 @@ impl Heatsink {
     #[inline]
     pub fn try_read_with<R>(&self, key: impl AsRef<[u8]>, f: impl FnOnce(&[u8]) -> R) -> Option<R> {
         let key = key.as_ref();
-        let (hash, due) = self.observe(key);
+        let (hash, due) = self.observe(key, 1);
         self.peek(hash, key, due, |bytes| bytes.map(f)).flatten()
     }
 
@@ -280,7 +282,7 @@ impl Heatsink {
         f: impl FnOnce(&[u8]) -> R,
     ) -> Result<Option<R>> {
         let key = key.as_ref();
-        let (hash, due) = self.observe(key);
+        let (hash, due) = self.observe(key, 1);
         let mut f = Some(f);
         let hit = self.peek(hash, key, due, |bytes| bytes.and_then(|b| f.take().map(|f| f(b))));
         if let Some(out) = hit {
@@ -346,15 +348,17 @@ impl Heatsink {
         self.0.driver.stall(stalled);
     }
 
+    /// The hash of the key, and what the request is to be sampled with: its cost, or zero where
+    /// it is not to be sampled.
     #[inline]
-    pub(crate) fn observe(&self, key: &[u8]) -> (u64, bool) {
-        (self.0.shared.hash(key), self.0.shared.sampler.due())
+    pub(crate) fn observe(&self, key: &[u8], cost: u32) -> (u64, u32) {
+        (self.0.shared.hash(key), if self.0.shared.sampler.due() { cost } else { 0 })
     }
 
     #[inline]
-    pub(crate) fn sampled(&self, due: bool, hash: u64, key: &[u8], seen: Seen) {
-        if due {
-            self.0.shared.sampler.push(hash, key, seen);
+    pub(crate) fn sampled(&self, due: u32, hash: u64, key: &[u8], seen: Seen) {
+        if due > 0 {
+            self.0.shared.sampler.push(hash, key, seen, due);
         }
     }
 
@@ -365,7 +369,7 @@ impl Heatsink {
         hash: u64,
         key: &[u8],
         max_age: Option<Duration>,
-        due: bool,
+        due: u32,
         loader: bool,
     ) -> Option<(Value, bool)> {
         let hit = self.0.shared.hit(hash, key, max_age, |shown, now, freshness| {
@@ -378,7 +382,7 @@ impl Heatsink {
 
     /// The cached value, for callers whose values the store can load again.
     #[inline]
-    fn hot(&self, hash: u64, key: &[u8], max_age: Option<Duration>, due: bool) -> Option<Value> {
+    fn hot(&self, hash: u64, key: &[u8], max_age: Option<Duration>, due: u32) -> Option<Value> {
         let (value, stale) = self.cached(hash, key, max_age, due, false)?;
         if stale {
             self.refresh(hash, &Key::copy(key), From::Store);
@@ -392,7 +396,7 @@ impl Heatsink {
         &self,
         hash: u64,
         key: &[u8],
-        due: bool,
+        due: u32,
         f: impl FnOnce(Option<&[u8]>) -> R,
     ) -> Option<R> {
         let shared = &self.0.shared;
@@ -400,9 +404,9 @@ impl Heatsink {
         let out = shared.hit(hash, key, None, |shown, now, freshness| {
             let entry: &Entry = &shown.entry;
             refresh = shown.take_refresh(freshness, false, now);
-            if due {
+            if due > 0 {
                 let age = now.since(entry.ages.started);
-                shared.sampler.push(hash, key, Seen::Hit(freshness, age));
+                shared.sampler.push(hash, key, Seen::Hit(freshness, age), due);
             }
             f((!entry.absent).then_some(&entry.bytes[..]))
         });
@@ -420,28 +424,29 @@ impl Heatsink {
         key: &[u8],
         read: Read,
         from: From,
-        due: bool,
+        due: u32,
     ) -> BoxFuture<'static, Result<Value>> {
-        self.sampled(due, hash, key, Seen::Load);
         let (this, key) = (self.clone(), Key::copy(key));
         let runtime = self.0.shared.runtime.clone();
         Box::pin(within(runtime, read.deadline, async move {
-            this.join_or_lead(hash, key, read.max_age, from).await
+            this.join_or_lead((hash, key), read.max_age, from, due).await
         }))
     }
 
     async fn join_or_lead(
         &self,
-        hash: u64,
-        key: Key,
+        (hash, key): (u64, Key),
         max_age: Option<Duration>,
         from: From,
+        due: u32,
     ) -> Result<Value> {
         let shared = &self.0.shared;
         if Shared::untracked(&key) {
             return self.alone(key, from).await;
         }
-        match shared.begin(hash, &key, max_age, from.is_loader())? {
+        let begun = shared.begin(hash, &key, max_age, from.is_loader())?;
+        self.sampled(due, hash, &key, begun.seen());
+        match begun {
             Begin::Hit(value, due) => {
                 if due {
                     self.refresh(hash, &key, from);

@@ -2,7 +2,10 @@
 
 use bytes::Bytes;
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::ops::Deref;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The longest key that heatsink passes on, in bytes.
 ///
@@ -47,8 +50,21 @@ impl Key {
     }
 }
 
+static REDACTED: AtomicBool = AtomicBool::new(false);
+
+/// Hides the bytes of all keys of this process wherever heatsink prints one: errors, log events,
+/// the hot list, explanations. In their place stands a number that is the same for the same key
+/// within the process, and another in every process.
+pub fn redact_keys(hide: bool) {
+    REDACTED.store(hide, Ordering::Relaxed);
+}
+
 /// At most 64 bytes of a key, escaped: what may appear in an error or a log line.
 pub(crate) fn short(key: &[u8]) -> String {
+    if REDACTED.load(Ordering::Relaxed) {
+        static SECRET: OnceLock<RandomState> = OnceLock::new();
+        return format!("key#{:016x}", SECRET.get_or_init(RandomState::new).hash_one(key));
+    }
     const SHOWN: usize = 64;
     let cut = &key[..key.len().min(SHOWN)];
     let dots = if key.len() > SHOWN { "…" } else { "" };

@@ -4,7 +4,8 @@
 //!
 //! - [`Heatsink`]: the handle a service calls; [`blocking`] for plain threads, [`Typed`] for types.
 //! - [`store`]: what heatsink needs from a store, and the embedded one.
-//! - [`Control`]: pins, denials, [`Explanation`]; [`Stats`]: plain numbers.
+//! - [`HotList`]: who is hot; [`Control`]: pins, denials, schedules, [`Explanation`]; [`Stats`]:
+//!   plain numbers.
 //! - [`engine`]: the decisions, pure: no clock, lock, thread or await. *The engine decides, the
 //!   shell acts.*
 //! - [`runtime`]: the only place that reads clocks and starts threads.
@@ -23,8 +24,10 @@
 //! | rand_xoshiro | seeded randomness that replays |
 //! | rustix | the coarse clock, without `unsafe` |
 //! | tokio (feature) | tasks where the caller runs |
+//! | metrics, tracing (features) | numbers and events to whatever the service has installed |
 
 pub mod blocking;
+mod bridge;
 mod call;
 mod cell;
 mod config;
@@ -33,6 +36,7 @@ mod driver;
 pub mod engine;
 mod error;
 mod heatsink;
+mod hotlist;
 pub mod key;
 mod read;
 pub mod runtime;
@@ -47,10 +51,13 @@ mod typed;
 mod value;
 mod write;
 
-pub use config::{Builder, Loads, NearCache};
-pub use control::{CachedValue, Control, Explanation, Rule, Treatment};
+pub use config::{Builder, Detect, Loads, NearCache};
+pub use control::{CachedValue, Control, Explanation, Schedule};
+pub use engine::control::hotlist::{HotKey, HotList, Rule};
+pub use engine::control::treat::{Ceiling, Treatment};
 pub use error::{Error, ErrorKind, Outcome, Result, Retry};
 pub use heatsink::Heatsink;
+pub use hotlist::HotListChanges;
 pub use key::Key;
 pub use read::{IntoStored, Loadable, Read};
 pub use stats::Stats;

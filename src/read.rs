@@ -10,6 +10,7 @@ use crate::value::Value;
 use bytes::Bytes;
 use std::fmt;
 use std::future::{Future, poll_fn};
+use std::num::NonZeroU32;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -28,6 +29,7 @@ use std::time::Duration;
 pub struct Read {
     pub(crate) deadline: Option<Duration>,
     pub(crate) max_age: Option<Duration>,
+    cost: Option<NonZeroU32>,
 }
 
 impl Read {
@@ -49,6 +51,18 @@ impl Read {
     pub fn deadline(mut self, deadline: Duration) -> Read {
         self.deadline = Some(deadline);
         self
+    }
+
+    /// What this read costs the store, for the detection of hot keys: read units, kilobytes.
+    /// Default: 1.
+    #[must_use]
+    pub fn costs(mut self, units: NonZeroU32) -> Read {
+        self.cost = Some(units);
+        self
+    }
+
+    pub(crate) fn cost(&self) -> u32 {
+        self.cost.map_or(1, NonZeroU32::get)
     }
 
     /// Accepts no value whose load began longer ago than this when the call is made.

@@ -4,6 +4,7 @@
 //! once in every N requests. Redrawing when another instance used the slot in between changes
 //! nothing, since a geometric wait has no memory.
 
+use crate::engine::control::detect;
 use crate::engine::data::near::Freshness;
 use crate::key::Key;
 use crate::sync::thread_local;
@@ -30,7 +31,9 @@ const SLOTS: usize = 8;
 pub(crate) enum Seen {
     /// Served by the near cache at this age.
     Hit(Freshness, Duration),
-    /// Went to the store, or joined a load that did.
+    /// Waited for a load that another caller had begun.
+    Joined,
+    /// Went to the store.
     Load,
     /// A write.
     Write,
@@ -46,16 +49,32 @@ impl Seen {
 
 /// One request, standing for `one_in`.
 #[derive(Debug)]
-#[expect(dead_code, reason = "the detector will read the hash and the key")]
 pub(crate) struct Sample {
-    pub(crate) hash: u64,
+    hash: u64,
     pub(crate) seen: Seen,
     pub(crate) one_in: u32,
+    weight: u32,
     key: SampleKey,
 }
 
+impl Sample {
+    /// As the detector wants it, with the whole key.
+    pub(crate) fn observation(&self) -> detect::Sample<'_> {
+        detect::Sample {
+            hash: self.hash,
+            key: match &self.key {
+                SampleKey::Inline(len, bytes) => &bytes[..usize::from(*len)],
+                SampleKey::Long(key) => key,
+            },
+            write: self.seen == Seen::Write,
+            weight: self.weight,
+            loaded: matches!(self.seen, Seen::Load | Seen::Write),
+            one_in: self.one_in,
+        }
+    }
+}
+
 #[derive(Debug)]
-#[expect(dead_code, reason = "the detector will read the key")]
 enum SampleKey {
     Inline(u8, [u8; INLINE]),
     Long(Key),
@@ -139,7 +158,7 @@ impl Sampler {
 
     /// Leaves a sample for the driver; a full queue drops and counts it.
     #[cold]
-    pub(crate) fn push(&self, hash: u64, key: &[u8], seen: Seen) {
+    pub(crate) fn push(&self, hash: u64, key: &[u8], seen: Seen, weight: u32) {
         let one_in = self.one_in.load(Ordering::Relaxed).max(1);
         let key = if key.len() <= INLINE {
             let mut bytes = [0; INLINE];
@@ -150,7 +169,9 @@ impl Sampler {
         } else {
             return;
         };
-        if let Err(TrySendError::Full(_)) = self.tx.try_send(Sample { hash, seen, one_in, key }) {
+        if let Err(TrySendError::Full(_)) =
+            self.tx.try_send(Sample { hash, seen, one_in, weight, key })
+        {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -201,7 +222,7 @@ mod tests {
     fn a_full_queue_drops_and_counts() {
         let sampler = Sampler::new(1);
         for _ in 0..QUEUE + 10 {
-            sampler.push(1, b"k", Seen::Load);
+            sampler.push(1, b"k", Seen::Load, 1);
         }
         assert_eq!((sampler.drain().count(), sampler.dropped()), (QUEUE, 10));
     }

@@ -7,16 +7,18 @@
 use crate::call::{Outcome, Ticket, Waiter};
 use crate::cell::{Cell, Entry, Index, Refused, Shown, Used};
 use crate::config::Options;
-use crate::control::Steering;
 use crate::driver::SharedBooks;
+use crate::engine::control::shards::SHARDS_MAX;
+use crate::engine::control::steering::Steering;
 use crate::engine::data::flight::{FlightId, WaiterId};
 use crate::engine::data::gate::{Arrival, Gate, Landing, Limits, Tally, Want, WriteSlot};
 use crate::engine::data::near::{Freshness, Rank};
 use crate::engine::time::Tick;
 use crate::error::{self, Error, ErrorKind, Result};
+use crate::hotlist::Followers;
 use crate::key::Key;
 use crate::runtime::{Clock, Runtime};
-use crate::sample::Sampler;
+use crate::sample::{Sampler, Seen};
 use crate::store::{DynStore, Stored};
 use crate::sync::{ArcSwap, AtomicU64, Mutex, Ordering};
 use ahash::RandomState;
@@ -45,14 +47,18 @@ pub(crate) struct Shared {
     pub(crate) hasher: RandomState,
     pub(crate) sampler: Sampler,
     stripes: Box<[Mutex<Gate<Arc<Waiter>>>]>,
+    /// A bit per stripe, set while something may be under way there: what the driver has to visit.
+    busy: Box<[AtomicU64]>,
     pub(crate) options: Options,
     limits: Limits,
     pub(crate) store: Arc<dyn DynStore>,
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) used: Used,
     pub(crate) books: SharedBooks,
-    /// What the operator has said; also the lock under which the index is replaced.
+    /// Who is treated; also the lock under which the index is replaced. Taken before `books`.
     pub(crate) steering: parking_lot::Mutex<Steering>,
+    /// Those who wait for the next hot list.
+    pub(crate) followers: Followers,
     dice: AtomicU64,
     /// How many values were not cached because the hot tier had no room.
     refused_full: AtomicU64,
@@ -76,6 +82,40 @@ pub(crate) enum Begin {
     Bypass,
 }
 
+fn stripe_of(hash: u64) -> usize {
+    // The index table uses the low and the top bits of the hash; take others.
+    (hash >> 20) as usize & (STRIPES - 1)
+}
+
+/// Loads under way.
+#[derive(Default)]
+pub(crate) struct InFlight {
+    pub(crate) all: usize,
+    pub(crate) by_shard: Vec<usize>,
+}
+
+impl InFlight {
+    fn add(&mut self, shard: Option<u32>, n: usize) {
+        self.all += n;
+        let Some(shard) = shard.map(|s| s as usize).filter(|s| *s < SHARDS_MAX) else { return };
+        if self.by_shard.len() <= shard {
+            self.by_shard.resize(shard + 1, 0);
+        }
+        self.by_shard[shard] += n;
+    }
+}
+
+impl Begin {
+    /// What the request was, for the detector.
+    pub(crate) fn seen(&self) -> Seen {
+        match self {
+            Begin::Hit(value, _) => Seen::hit(value),
+            Begin::Wait(_, _, None) => Seen::Joined,
+            Begin::Wait(_, _, Some(_)) | Begin::Bypass => Seen::Load,
+        }
+    }
+}
+
 impl Shared {
     pub(crate) fn new(
         options: Options,
@@ -84,6 +124,7 @@ impl Shared {
     ) -> Shared {
         let clock = runtime.clock();
         let seed = options.seed;
+        let steering = options.steering.clone();
         Shared {
             hot: HotLine { epoch: AtomicU64::new(0), index_until: AtomicU64::new(0) },
             index: ArcSwap::from_pointee(Index::default()),
@@ -91,13 +132,15 @@ impl Shared {
             hasher: RandomState::with_seeds(seed, !seed, seed.rotate_left(32), 0x5eed),
             sampler: Sampler::new(seed),
             stripes: (0..STRIPES).map(|_| Mutex::new(Gate::default())).collect(),
+            busy: (0..STRIPES / 64).map(|_| AtomicU64::new(0)).collect(),
             limits: Limits { records: RECORDS_PER_STRIPE, waiters: options.loads.waiters_max },
             used: Used::new(options.near.bytes_max as u64),
             options,
             store,
             runtime,
             books: SharedBooks::default(),
-            steering: parking_lot::Mutex::default(),
+            steering: parking_lot::Mutex::new(Steering::new(steering, seed)),
+            followers: Followers::default(),
             dice: AtomicU64::new(seed),
             refused_full: AtomicU64::new(0),
             refused_older: AtomicU64::new(0),
@@ -115,8 +158,29 @@ impl Shared {
     }
 
     fn stripe(&self, hash: u64) -> &Mutex<Gate<Arc<Waiter>>> {
-        // The index table uses the low and the top bits of the hash; take others.
-        &self.stripes[(hash >> 20) as usize & (STRIPES - 1)]
+        &self.stripes[stripe_of(hash)]
+    }
+
+    /// Something has begun on the stripe of `hash`. Its lock is held, so a visit of the driver
+    /// that finds the stripe empty and clears the bit comes before or after, not in between.
+    fn mark_busy(&self, hash: u64) {
+        let at = stripe_of(hash);
+        let (word, bit) = (&self.busy[at / 64], 1 << (at % 64));
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    /// The stripes on which something may be under way.
+    fn busy_stripes(&self) -> impl Iterator<Item = usize> {
+        self.busy.iter().enumerate().flat_map(|(i, word)| {
+            let mut bits = word.load(Ordering::Relaxed);
+            std::iter::from_fn(move || {
+                let bit = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
+                bits &= bits - 1;
+                Some(64 * i + bit)
+            })
+        })
     }
 
     pub(crate) fn epoch(&self) -> u64 {
@@ -129,6 +193,17 @@ impl Shared {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
+    }
+
+    /// What was sampled since the last call goes into the books and to the detector.
+    pub(crate) fn take_samples(&self, steering: &mut Steering, now: Tick) {
+        let mut books = self.books.lock();
+        for sample in self.sampler.drain() {
+            books.enter(&sample);
+            let seen = sample.observation();
+            let shard = if seen.loaded { self.store.shard_of(seen.key) } else { None };
+            steering.handle_sample(now, &seen, shard);
+        }
     }
 
     /// Runs `f` on the cached value of `key`, if there is one that may be served.
@@ -189,6 +264,7 @@ impl Shared {
         };
         let when = (now, self.epoch());
         let want = Want { not_before };
+        self.mark_busy(hash);
         let arrival = gate.arrive((hash, key), when, want, waiter.clone(), &self.limits);
         drop(gate);
         Ok(match arrival {
@@ -211,6 +287,7 @@ impl Shared {
         let mut gate = self.stripe(hash).lock();
         let now = self.clock.now();
         let when = (now, self.epoch());
+        self.mark_busy(hash);
         let (flight, id) = gate.refresh((hash, key), when, waiter.clone(), &self.limits)?;
         drop(gate);
         let ticket = Ticket::new(self.clone(), hash, key.clone(), flight, now);
@@ -231,7 +308,8 @@ impl Shared {
         let landing = gate.land(hash, key, flight, when);
         let garbage = match (&landing, &entry) {
             (Some(landing), Ok(entry)) if landing.publish => self.publish(hash, key, entry),
-            (_, Err(_)) => {
+            // The failure of a load that was voided says nothing of the value shown now.
+            (Some(landing), Err(_)) if landing.publish => {
                 self.pause_refresh(hash, key, when.0);
                 None
             }
@@ -336,6 +414,7 @@ impl Shared {
     /// A write is about to be sent: nobody who comes from here on gets what was loaded before.
     pub(crate) fn begin_write(&self, hash: u64, key: &Key) -> WriteSlot {
         let mut gate = self.stripe(hash).lock();
+        self.mark_busy(hash);
         let slot = gate.begin_write(hash, key, self.clock.now(), &self.limits);
         let garbage = self.clear_cell(hash, key);
         drop(gate);
@@ -435,10 +514,11 @@ impl Shared {
     /// Closes loads that have run into the time limit.
     pub(crate) fn time_out(self: &Arc<Self>) {
         let limit = self.options.loads.timeout;
-        for stripe in &self.stripes {
+        for at in self.busy_stripes() {
             let mut told = Vec::new();
-            let mut gate = stripe.lock();
+            let mut gate = self.stripes[at].lock();
             if gate.is_empty() {
+                self.busy[at / 64].fetch_and(!(1 << (at % 64)), Ordering::Relaxed);
                 continue;
             }
             let now = self.clock.now();
@@ -462,15 +542,16 @@ impl Shared {
         self.stripe(hash).lock().writes_of(hash, key)
     }
 
-    /// What all gates have seen; keys and loads under way; refusals of the hot tier.
-    pub(crate) fn tally(&self) -> (Tally, usize, usize) {
+    /// What all gates have seen; keys and loads under way.
+    pub(crate) fn tally(&self) -> (Tally, usize, InFlight) {
         let mut sum = Tally::default();
-        let (mut keys, mut loads) = (0, 0);
+        let mut keys = 0;
+        let mut loads = InFlight::default();
         for stripe in &self.stripes {
             let gate = stripe.lock();
             sum += gate.tally();
             keys += gate.len();
-            loads += gate.in_flight();
+            gate.loading().for_each(|(key, n)| loads.add(self.store.shard_of(key), n));
         }
         (sum, keys, loads)
     }

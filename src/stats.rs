@@ -49,6 +49,23 @@ pub struct Stats {
     pub loads_in_flight: usize,
     /// Keys with a load, a write or a quarantine under way now.
     pub keys_under_way: usize,
+    /// Loads under way now on each shard, where the store knows its shards.
+    pub loads_in_flight_by_shard: Vec<usize>,
+    /// Requests of this process that reached the store, of the hottest shard over the mean of all,
+    /// in the last finished window; where the store knows its shards. Alert at 1.5.
+    pub hottest_over_mean_shard: Option<f64>,
+    /// Keys that turned hot.
+    pub promotions: u64,
+    /// Keys that stopped being hot.
+    pub demotions: u64,
+    /// Changes between hot and not hot of the key that had the most.
+    pub flips_max: u32,
+    /// The longest time from a key's coming within reach of the threshold to its promotion.
+    pub promoted_after_max: Duration,
+    /// Detection windows that lasted much longer than planned.
+    pub windows_stalled: u64,
+    /// A key is hot from this many requests a second on, at the present sampling.
+    pub threshold_per_sec: f64,
     /// One request in this many is sampled now.
     pub sampled_one_in: u32,
     /// Samples that found the queue full.
@@ -84,19 +101,33 @@ impl Books {
                 let bucket = (64 - ms.leading_zeros()).min(15);
                 self.ages[bucket as usize] += stands_for;
             }
-            Seen::Load => self.misses += stands_for,
+            Seen::Joined | Seen::Load => self.misses += stands_for,
             Seen::Write => {}
         }
     }
 }
 
 impl Stats {
+    /// Loads and writes per request, estimated; `None` before the first request.
+    #[must_use]
+    pub fn store_operations_per_request(&self) -> Option<f64> {
+        let reads = self.hits_fresh + self.hits_stale + self.misses;
+        let requests = reads + self.writes;
+        let operations = self.loads + self.bypassed + self.writes;
+        (requests > 0).then(|| operations as f64 / requests as f64)
+    }
+
     pub(crate) fn collect(shared: &Shared) -> Stats {
         let (tally, keys_under_way, loads_in_flight) = shared.tally();
         let (refused_full, refused_older) = shared.refused();
-        let mut books = shared.books.lock();
+        let mut steering = shared.steering.lock();
         // What the driver has not fetched yet counts too.
-        shared.sampler.drain().for_each(|sample| books.enter(&sample));
+        shared.take_samples(&mut steering, shared.clock.now());
+        let counts = steering.counts();
+        let threshold_per_sec = steering.detector().threshold_per_sec();
+        let hottest_over_mean_shard = steering.shards().hottest_over_mean();
+        drop(steering);
+        let books = shared.books.lock();
         Stats {
             hits_fresh: books.hits_fresh,
             hits_stale: books.hits_stale,
@@ -114,7 +145,15 @@ impl Stats {
             refused_older,
             hot_keys: shared.index.load().len(),
             near_bytes: shared.used.get(),
-            loads_in_flight,
+            loads_in_flight: loads_in_flight.all,
+            loads_in_flight_by_shard: loads_in_flight.by_shard,
+            hottest_over_mean_shard,
+            promotions: counts.promotions,
+            demotions: counts.demotions,
+            flips_max: counts.flips_max,
+            promoted_after_max: counts.promoted_after_max,
+            windows_stalled: counts.windows_stalled,
+            threshold_per_sec,
             keys_under_way,
             sampled_one_in: shared.sampler.one_in(),
             samples_dropped: shared.sampler.dropped(),

@@ -11,6 +11,7 @@ use crate::shared::Shared;
 use crate::store::DynStore;
 use bytes::Bytes;
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use std::time::Duration;
 #[non_exhaustive]
 pub struct Put {
     pub(crate) ttl: Option<Duration>,
+    cost: Option<NonZeroU32>,
 }
 
 impl Put {
@@ -31,7 +33,19 @@ impl Put {
     /// A value that expires after `ttl`.
     #[must_use]
     pub fn ttl(ttl: Duration) -> Put {
-        Put { ttl: Some(ttl) }
+        Put { ttl: Some(ttl), ..Put::default() }
+    }
+
+    /// What this write costs the store, for the detection of hot keys: write units, kilobytes.
+    /// Default: 1.
+    #[must_use]
+    pub fn costs(mut self, units: NonZeroU32) -> Put {
+        self.cost = Some(units);
+        self
+    }
+
+    fn cost(&self) -> u32 {
+        self.cost.map_or(1, NonZeroU32::get)
     }
 }
 
@@ -62,7 +76,8 @@ impl Heatsink {
         put: Put,
     ) -> Result<()> {
         let key = Key::copy(key.as_ref());
-        let write = self.store_write(&key, |store, key| store.put(key, value.into(), put.ttl));
+        let write =
+            self.store_write(&key, put.cost(), |store, key| store.put(key, value.into(), put.ttl));
         write.await
     }
 
@@ -73,7 +88,7 @@ impl Heatsink {
     #[expect(clippy::missing_errors_doc, reason = "the heading names three")]
     pub async fn delete(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         let key = Key::copy(key.as_ref());
-        let write = self.store_write(&key, |store, key| {
+        let write = self.store_write(&key, 1, |store, key| {
             Box::pin(async move {
                 let mut answers = store.delete_many(vec![key]).await;
                 answers.pop().unwrap_or_else(|| {
@@ -88,9 +103,10 @@ impl Heatsink {
     async fn store_write<T>(
         &self,
         key: &Key,
+        cost: u32,
         send: impl FnOnce(Arc<dyn DynStore>, Key) -> BoxFuture<'static, Result<T>>,
     ) -> Result<T> {
-        let (hash, due) = self.observe(key);
+        let (hash, due) = self.observe(key, cost);
         self.sampled(due, hash, key, Seen::Write);
         let guard = self.writing_hashed(hash, key.clone());
         let store = self.shared().store.clone();
@@ -116,7 +132,7 @@ impl Heatsink {
     /// ```
     pub fn writing(&self, key: impl AsRef<[u8]>) -> Writing {
         let key = Key::copy(key.as_ref());
-        let (hash, due) = self.observe(&key);
+        let (hash, due) = self.observe(&key, 1);
         self.sampled(due, hash, &key, Seen::Write);
         self.writing_hashed(hash, key)
     }

@@ -242,11 +242,12 @@ impl Detector {
     }
 
     /// Ends what is due. Call it when [`Detector::poll_timeout`] is reached, after the samples that
-    /// were taken before. A late call makes a long window, not a wrong one.
-    pub fn handle_timeout(&mut self, now: Tick) {
-        let Some(running) = &mut self.running else { return };
+    /// were taken before. A late call makes a long window, not a wrong one. Returns true when it
+    /// ended a window: [`Detector::window_record`] is a new one.
+    pub fn handle_timeout(&mut self, now: Tick) -> bool {
+        let Some(running) = &mut self.running else { return false };
         if now < running.due() {
-            return;
+            return false;
         }
         self.control.raise(running.sub_requests, now.since(running.sub_start));
         running.subs += 1;
@@ -254,11 +255,13 @@ impl Detector {
         running.sub_start = now;
         running.sub_requests = 0;
         running.one_in_max = running.one_in_max.max(self.control.one_in());
-        if running.subs >= SUBS || now.since(running.start) >= running.planned {
+        let over = running.subs >= SUBS || now.since(running.start) >= running.planned;
+        if over {
             self.close_window(now);
         }
         let planned = self.running.as_ref().map_or(self.options.window_min, |r| r.planned);
         self.watches.roll(now, FORGET_PART * self.band().up_per_sec * planned.as_secs_f64());
+        over
     }
 
     /// When to call [`Detector::handle_timeout`]; `None` while there is no traffic and no hot key.
@@ -330,6 +333,12 @@ impl Detector {
             threshold_per_sec,
             floor_per_sec: self.floor_per_sec(),
         })
+    }
+
+    /// Since when the key with this hash is watched; `None` while it is not.
+    #[must_use]
+    pub fn watched_since(&self, hash: u64) -> Option<Tick> {
+        self.watches.by_hash(hash).map(Watch::since)
     }
 
     /// Hashes of the keys that are hot.

@@ -1,7 +1,6 @@
 //! Who is hot, and what to do about it.
 //!
-//! The driver thread owns one [`detect::Detector`] and feeds it samples of the process's own
-//! traffic. Everything below it is pure and single-threaded:
+//! The driver thread feeds one [`steering::Steering`] with samples of the process's own traffic. Everything below it is pure and single-threaded:
 //!
 //! - [`sampling`]: how many requests one sample stands for, from a budget.
 //! - [`sketch`]: which keys are frequent in a window, with bounds, in fixed memory.
@@ -9,15 +8,23 @@
 //! - [`hysteresis`]: when a count proves a key hot, when it proves it cool.
 //! - [`detect`]: the windows and the verdicts, made of the parts above.
 //! - [`verdict`]: what the detector says, with its numbers.
+//! - [`operator`]: what the operator has said.
+//! - [`steering`]: who is treated: verdicts and the operator's word in one place.
+//! - [`shards`]: what each shard gets from this process.
+//! - [`hotlist`]: the answer, as an operator reads it.
 //! - [`treat`]: which remedy fits a hot key, with the numbers behind the choice.
 //! - [`merge`]: reports of several processes as one ranked list with bounds.
 
 pub mod detect;
+pub mod hotlist;
 pub mod hysteresis;
 mod index;
 pub mod merge;
+pub mod operator;
 pub mod sampling;
+pub mod shards;
 pub mod sketch;
+pub mod steering;
 pub mod treat;
 pub mod verdict;
 pub mod watch;

@@ -91,10 +91,12 @@ impl Control {
         let earned = now.since(self.tokens_at).as_secs_f64() * per_sec;
         self.tokens_at = self.tokens_at.max(now);
         self.tokens = (self.tokens + earned).min(per_sec) - f64::from(samples);
-        if self.tokens < 0.0 {
+        // What came at twice the `N` would have been half as many samples, so half the debt goes.
+        while self.tokens < 0.0 && self.one_in < ONE_IN_MAX {
             self.one_in = self.one_in.saturating_mul(2).min(ONE_IN_MAX);
-            self.tokens = per_sec / 4.0;
+            self.tokens = per_sec / 4.0 + self.tokens / 2.0;
         }
+        self.tokens = self.tokens.max(0.0);
     }
 
     /// Raises `N` if the rate, of which `requests` within `span` are the latest part, does not fit

@@ -146,8 +146,11 @@ impl Situation {
 }
 
 /// What can be done about a key.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum Treatment {
+    /// Its value is kept in the process.
+    Near,
     /// Copies under other names, reads spread over them.
     Copies {
         /// How many.
@@ -160,6 +163,14 @@ pub enum Treatment {
     },
     /// What is above the limit is refused.
     Shed,
+}
+
+impl Treatment {
+    /// The near cache.
+    #[must_use]
+    pub fn near() -> Treatment {
+        Treatment::Near
+    }
 }
 
 /// A treatment that is not acted on by itself, and why it would help.
@@ -308,6 +319,7 @@ fn parts(load: f64, left: f64) -> u32 {
 impl fmt::Display for Treatment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Treatment::Near => f.write_str("near cache"),
             Treatment::Copies { copies } => write!(f, "{copies} copies"),
             Treatment::Salt { slots } => write!(f, "{slots} slots"),
             Treatment::Shed => f.write_str("shed"),

@@ -188,10 +188,9 @@ impl<W: Clone> Gate<W> {
         self.records.is_empty()
     }
 
-    /// Loads under way.
-    #[must_use]
-    pub fn in_flight(&self) -> usize {
-        self.records.iter().map(|r| r.flights.len()).sum()
+    /// The keys with loads under way, each with their number.
+    pub fn loading(&self) -> impl Iterator<Item = (&Key, usize)> {
+        self.records.iter().map(|r| (&r.key, r.flights.len())).filter(|(_, n)| *n > 0)
     }
 
     fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {

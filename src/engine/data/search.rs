@@ -434,11 +434,12 @@ impl World {
         {
             return Err(format!("cached {value}, the store holds {}", self.store));
         }
-        if self.gate.in_flight() > FLIGHTS_PER_KEY {
-            return Err(format!("{} loads of one key", self.gate.in_flight()));
+        let in_flight: usize = self.gate.loading().map(|(_, n)| n).sum();
+        if in_flight > FLIGHTS_PER_KEY {
+            return Err(format!("{in_flight} loads of one key"));
         }
         let told = self.readers.iter().filter(|r| r.told.is_some()).count();
-        if self.gate.in_flight() != self.loads.len() + told {
+        if in_flight != self.loads.len() + told {
             return Err("a flight without a load, or two leaders of one".into());
         }
         let waiting = self.readers.iter().any(|r| r.waiting.is_some());
