@@ -30,44 +30,75 @@ pub(crate) struct Entry {
     pub(crate) decoded: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
-/// One thread stripe's own reference to an entry. Each is an allocation of its own of at least
-/// 64 bytes, so no two counts share a line.
+/// What a cell shows: an entry, and what goes with its being cached.
+#[repr(align(64))]
+pub(crate) struct Shown {
+    pub(crate) entry: Arc<Entry>,
+    /// Of which instance, under which key.
+    of: (u64, u64, Key),
+    /// From here on a reader may claim the refresh by setting it to `u64::MAX`.
+    refresh_at: AtomicU64,
+    /// Set, under the stripe's lock, when the cell shows something else or nothing.
+    retired: AtomicBool,
+}
+
+/// One thread stripe's own reference to what is shown, on a line of its own, so that no two counts
+/// share one.
+#[repr(align(64))]
 pub(crate) struct Handle {
+    shown: Arc<Shown>,
     entry: Arc<Entry>,
-    _apart: [u64; 3],
 }
 
 impl Handle {
+    #[inline]
     pub(crate) fn entry(&self) -> &Entry {
         &self.entry
     }
+
+    #[inline]
+    pub(crate) fn shown(&self) -> &Shown {
+        &self.shown
+    }
+
+    /// Whether this is what the cell of `key` shows now.
+    #[inline]
+    pub(crate) fn stands_for(&self, instance: u64, hash: u64, key: &[u8]) -> bool {
+        let (of_instance, of_hash, of_key) = &self.shown.of;
+        *of_hash == hash
+            && *of_instance == instance
+            && same(of_key.as_bytes(), key)
+            && !self.shown.retired.load(Ordering::Acquire)
+    }
 }
 
-/// What a cell shows: an entry, and what goes with its being cached.
-pub(crate) struct Shown {
-    pub(crate) entry: Arc<Entry>,
-    /// From here on a reader may claim the refresh by setting it to `u64::MAX`.
-    refresh_at: AtomicU64,
+/// Something shown, with a handle for each stripe of threads.
+pub(crate) struct Spread {
+    shown: Arc<Shown>,
     handles: Box<[Arc<Handle>]>,
     charge: usize,
 }
 
-impl Shown {
-    pub(crate) fn new(entry: Arc<Entry>, key_bytes: usize, stripes: usize) -> Shown {
-        let charge = near::charge(key_bytes, entry.bytes.len(), stripes);
-        let handle = || Arc::new(Handle { entry: entry.clone(), _apart: [0; 3] });
-        let handles = (0..stripes).map(|_| handle()).collect();
+impl Spread {
+    pub(crate) fn new(entry: Arc<Entry>, of: (u64, u64, Key), stripes: usize) -> Spread {
+        let charge = near::charge(of.2.len(), entry.bytes.len(), stripes);
         let refresh_at = AtomicU64::new(entry.ages.fresh_until.0);
-        Shown { entry, refresh_at, handles, charge }
+        let retired = AtomicBool::new(false);
+        let shown = Arc::new(Shown { entry: entry.clone(), of, refresh_at, retired });
+        let handle = || Arc::new(Handle { shown: shown.clone(), entry: entry.clone() });
+        let handles = (0..stripes).map(|_| handle()).collect();
+        Spread { shown, handles, charge }
     }
 
     /// This thread's handle.
     #[inline]
-    pub(crate) fn handle(&self) -> Arc<Handle> {
+    pub(crate) fn handle(&self) -> &Arc<Handle> {
         // The number of handles is a power of two.
-        self.handles[thread_ordinal() & (self.handles.len() - 1)].clone()
+        &self.handles[thread_ordinal() & (self.handles.len() - 1)]
     }
+}
 
+impl Shown {
     /// How the value stands, if a caller that accepts `max_age` may have it at all.
     #[inline]
     pub(crate) fn serve(
@@ -119,7 +150,7 @@ impl Shown {
 pub(crate) struct Cell {
     pub(crate) hash: u64,
     pub(crate) key: Key,
-    shown: ArcSwapOption<Shown>,
+    shown: ArcSwapOption<Spread>,
     /// Set, under the stripe's lock, before the cell leaves the index: nothing is shown again.
     closed: AtomicBool,
 }
@@ -129,9 +160,15 @@ impl Cell {
         Cell { hash, key, shown: ArcSwapOption::empty(), closed: AtomicBool::new(false) }
     }
 
-    /// Runs `f` on what is shown, without touching a shared line.
-    #[inline]
+    /// Runs `f` on what is shown.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&Shown) -> Option<R>) -> Option<R> {
+        self.spread(|spread| f(&spread.shown))
+    }
+
+    /// Runs `f` on what is shown and its handles, without writing a line that another thread
+    /// writes.
+    #[inline]
+    pub(crate) fn spread<R>(&self, f: impl FnOnce(&Spread) -> Option<R>) -> Option<R> {
         let guard = self.shown.load();
         f(guard.as_ref()?)
     }
@@ -142,12 +179,15 @@ impl Cell {
 
     /// Shows `next` if it may stand where the present value stands. The stripe's lock is held.
     /// Returns what is to be dropped after it is released.
-    pub(crate) fn show(&self, next: Shown, used: &Used) -> Result<Option<Arc<Shown>>, Refused> {
+    pub(crate) fn show(&self, next: Spread, used: &Used) -> Result<Option<Arc<Spread>>, Refused> {
         if self.is_closed() {
             return Err(Refused::Closed);
         }
         let (older, freed) = self
-            .with(|now| Some((!next.entry.rank.may_replace(&now.entry.rank), now.charge)))
+            .spread(|now| {
+                let older = !next.shown.entry.rank.may_replace(&now.shown.entry.rank);
+                Some((older, now.charge))
+            })
             .unwrap_or((false, 0));
         if older {
             return Err(Refused::Older);
@@ -155,20 +195,30 @@ impl Cell {
         if !used.exchange(freed, next.charge) {
             return Err(Refused::Full);
         }
-        Ok(self.shown.swap(Some(Arc::new(next))))
+        Ok(self.replace(Some(Arc::new(next))))
     }
 
     /// Shows nothing any more. The stripe's lock is held; drop the result after it is released.
-    pub(crate) fn clear(&self, used: &Used) -> Option<Arc<Shown>> {
-        let old = self.shown.swap(None);
+    pub(crate) fn clear(&self, used: &Used) -> Option<Arc<Spread>> {
+        let old = self.replace(None);
         if let Some(old) = &old {
             used.release(old.charge);
         }
         old
     }
 
+    /// The one place where what is shown changes: the old must be known as retired everywhere
+    /// before the lock is released.
+    fn replace(&self, next: Option<Arc<Spread>>) -> Option<Arc<Spread>> {
+        let old = self.shown.swap(next);
+        if let Some(old) = &old {
+            old.shown.retired.store(true, Ordering::Release);
+        }
+        old
+    }
+
     /// Shows nothing ever again: the key is being demoted. The stripe's lock is held.
-    pub(crate) fn close(&self, used: &Used) -> Option<Arc<Shown>> {
+    pub(crate) fn close(&self, used: &Used) -> Option<Arc<Spread>> {
         self.closed.store(true, Ordering::Relaxed);
         self.clear(used)
     }
@@ -223,7 +273,7 @@ pub(crate) struct Index {
 impl Index {
     #[inline]
     pub(crate) fn find(&self, hash: u64, key: &[u8]) -> Option<&Arc<Cell>> {
-        self.table.find(hash, |c| c.hash == hash && c.key.as_bytes() == key)
+        self.table.find(hash, |c| c.hash == hash && same(c.key.as_bytes(), key))
     }
 
     pub(crate) fn insert(&mut self, cell: Arc<Cell>) {
@@ -242,6 +292,17 @@ impl Index {
 impl fmt::Debug for Index {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Index({})", self.len())
+    }
+}
+
+/// Equality without a call for keys of the usual lengths.
+#[inline]
+fn same(a: &[u8], b: &[u8]) -> bool {
+    match a.len() {
+        len if len != b.len() => false,
+        8..=16 => a.first_chunk::<8>() == b.first_chunk() && a.last_chunk::<8>() == b.last_chunk(),
+        4..=7 => a.first_chunk::<4>() == b.first_chunk() && a.last_chunk::<4>() == b.last_chunk(),
+        _ => a == b,
     }
 }
 
@@ -280,6 +341,10 @@ mod tests {
         })
     }
 
+    fn spread(entry: Arc<Entry>) -> Spread {
+        Spread::new(entry, (1, 1, Key::from("k")), 2)
+    }
+
     proptest! {
         /// C16.
         #[test]
@@ -292,12 +357,12 @@ mod tests {
             for (at, op, len) in ops {
                 flight += 1;
                 match op {
-                    0 | 1 => drop(cells[at].show(Shown::new(entry(flight, len, None), 1, 2), &used)),
+                    0 | 1 => drop(cells[at].show(spread(entry(flight, len, None)), &used)),
                     2 => drop(cells[at].clear(&used)),
                     _ => drop(cells[at].close(&used)),
                 }
                 let sum: usize =
-                    cells.iter().filter_map(|c| c.with(|s| Some(s.charge))).sum();
+                    cells.iter().filter_map(|c| c.spread(|s| Some(s.charge))).sum();
                 prop_assert_eq!(sum as u64, used.get());
                 prop_assert!(used.get() <= 9000);
             }
@@ -309,16 +374,16 @@ mod tests {
     fn c15_an_older_version_does_not_replace_a_newer_one_in_a_cell() {
         let used = Used::new(1 << 20);
         let cell = Cell::new(1, Key::from("k"));
-        assert!(cell.show(Shown::new(entry(1, 1, Some(9)), 1, 1), &used).is_ok());
-        let older = cell.show(Shown::new(entry(2, 1, Some(8)), 1, 1), &used);
+        assert!(cell.show(spread(entry(1, 1, Some(9))), &used).is_ok());
+        let older = cell.show(spread(entry(2, 1, Some(8))), &used);
         assert_eq!(older.err(), Some(Refused::Older));
-        assert!(cell.show(Shown::new(entry(3, 1, Some(10)), 1, 1), &used).is_ok());
+        assert!(cell.show(spread(entry(3, 1, Some(10))), &used).is_ok());
     }
 
     /// C13: one reader claims a refresh; a failed one may be claimed again after its pause.
     #[test]
     fn c13_a_refresh_is_claimed_once() {
-        let shown = Shown::new(entry(1, 1, None), 1, 1);
+        let shown = spread(entry(1, 1, None)).shown;
         assert!(!shown.claim_refresh(Tick(9)));
         assert!(shown.claim_refresh(Tick(10)));
         assert!(!shown.claim_refresh(Tick(11)));
@@ -327,8 +392,48 @@ mod tests {
         assert_eq!(shown.serve(Tick(20), 0, None), None, "hard expiry wins");
     }
 
+    /// A thread may have kept the handle: it must not outlive what the cell shows.
+    #[test]
+    fn a_handle_is_retired_by_whatever_takes_its_place() {
+        let used = Used::new(1 << 20);
+        let stands = |handle: &Handle| handle.stands_for(1, 1, b"k");
+        let cell = Cell::new(1, Key::from("k"));
+        let mut flight = 0;
+        let mut show = || {
+            flight += 1;
+            assert!(cell.show(spread(entry(flight, 1, None)), &used).is_ok());
+            cell.spread(|s| Some(s.handle().clone())).unwrap()
+        };
+        let first = show();
+        assert!(stands(&first));
+        assert!(!first.stands_for(2, 1, b"k") && !first.stands_for(1, 2, b"k"));
+        assert!(!first.stands_for(1, 1, b"l"));
+        let second = show();
+        assert!(!stands(&first) && stands(&second), "replaced");
+        drop(cell.clear(&used));
+        assert!(!stands(&second), "cleared");
+        let third = show();
+        drop(cell.close(&used));
+        assert!(!stands(&third), "closed");
+    }
+
+    #[test]
+    fn keys_are_compared_byte_by_byte() {
+        for len in 0..40 {
+            let a: Vec<u8> = (0..len).collect();
+            assert!(same(&a, &a.clone()));
+            for at in 0..a.len() {
+                let mut b = a.clone();
+                b[at] ^= 1;
+                assert!(!same(&a, &b), "{len} {at}");
+            }
+            assert!(!same(&a, &[a.clone(), vec![0]].concat()));
+        }
+    }
+
     #[test]
     fn the_charge_covers_what_a_handle_really_takes() {
-        assert!(size_of::<Handle>() + 2 * size_of::<usize>() + 16 <= 64);
+        // The counts stand before the aligned contents.
+        assert!(size_of::<Handle>() + align_of::<Handle>() + size_of::<usize>() <= 136);
     }
 }

@@ -81,8 +81,7 @@ impl DriverHandle {
         if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
         }
-        shared.extend_index(Tick::ZERO);
-        shared.followers.close();
+        shared.close();
     }
 
     #[cfg(feature = "testing")]

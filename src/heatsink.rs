@@ -45,6 +45,13 @@ struct Handle {
     driver: DriverHandle,
 }
 
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // What threads have kept of it is retired.
+        self.shared.close();
+    }
+}
+
 impl Heatsink {
     /// Wraps `store` with all defaults.
     ///
@@ -372,9 +379,9 @@ impl Heatsink {
         due: u32,
         loader: bool,
     ) -> Option<(Value, bool)> {
-        let hit = self.0.shared.hit(hash, key, max_age, |shown, now, freshness| {
-            let stale = shown.take_refresh(freshness, loader, now);
-            (Value::hot(shown.handle(), now, freshness), stale)
+        let hit = self.0.shared.hit(hash, key, max_age, |handle, now, freshness| {
+            let stale = handle.shown().take_refresh(freshness, loader, now);
+            (Value::hot(handle.clone(), now, freshness), stale)
         })?;
         self.sampled(due, hash, key, Seen::hit(&hit.0));
         Some(hit)
@@ -401,9 +408,9 @@ impl Heatsink {
     ) -> Option<R> {
         let shared = &self.0.shared;
         let mut refresh = false;
-        let out = shared.hit(hash, key, None, |shown, now, freshness| {
-            let entry: &Entry = &shown.entry;
-            refresh = shown.take_refresh(freshness, false, now);
+        let out = shared.hit(hash, key, None, |handle, now, freshness| {
+            let entry: &Entry = handle.entry();
+            refresh = handle.shown().take_refresh(freshness, false, now);
             if due > 0 {
                 let age = now.since(entry.ages.started);
                 shared.sampler.push(hash, key, Seen::Hit(freshness, age), due);

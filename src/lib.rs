@@ -37,6 +37,7 @@ pub mod engine;
 mod error;
 mod heatsink;
 mod hotlist;
+mod kept;
 pub mod key;
 mod read;
 pub mod runtime;

@@ -1,11 +1,12 @@
 //! What all handles of one instance share, and the decisions of the data engine carried out on it.
 //!
 //! 4,096 stripes, each a gate under a small lock; the index of hot cells; the epoch. A hit touches
-//! the index, its cell and the `hot` line, all of them read-only. Everything else goes through the
-//! lock of the key's stripe: so what the gate decides and what the cell shows change together.
+//! what its thread keeps (or the index and a cell) and the `hot` line, all of them read-only.
+//! Everything else goes through the lock of the key's stripe: so what the gate decides and what
+//! the cell shows change together.
 
 use crate::call::{Outcome, Ticket, Waiter};
-use crate::cell::{Cell, Entry, Index, Refused, Shown, Used};
+use crate::cell::{Cell, Entry, Handle, Index, Refused, Spread, Used};
 use crate::config::Options;
 use crate::driver::SharedBooks;
 use crate::engine::control::shards::SHARDS_MAX;
@@ -16,12 +17,14 @@ use crate::engine::data::near::{Freshness, Rank};
 use crate::engine::time::Tick;
 use crate::error::{self, Error, ErrorKind, Result};
 use crate::hotlist::Followers;
+use crate::kept;
 use crate::key::Key;
 use crate::runtime::{Clock, Runtime};
 use crate::sample::{Sampler, Seen};
 use crate::store::{DynStore, Stored};
 use crate::sync::{ArcSwap, AtomicU64, Mutex, Ordering};
 use ahash::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -43,6 +46,8 @@ pub(crate) struct HotLine {
 pub(crate) struct Shared {
     pub(crate) hot: HotLine,
     pub(crate) index: ArcSwap<Index>,
+    /// Tells the handles that a thread has kept apart by their instance.
+    instance: u64,
     pub(crate) clock: Clock,
     pub(crate) hasher: RandomState,
     pub(crate) sampler: Sampler,
@@ -122,12 +127,14 @@ impl Shared {
         store: Arc<dyn DynStore>,
         runtime: Arc<dyn Runtime>,
     ) -> Shared {
+        static INSTANCES: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         let clock = runtime.clock();
         let seed = options.seed;
         let steering = options.steering.clone();
         Shared {
             hot: HotLine { epoch: AtomicU64::new(0), index_until: AtomicU64::new(0) },
             index: ArcSwap::from_pointee(Index::default()),
+            instance: INSTANCES.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
             clock,
             hasher: RandomState::with_seeds(seed, !seed, seed.rotate_left(32), 0x5eed),
             sampler: Sampler::new(seed),
@@ -149,7 +156,10 @@ impl Shared {
 
     #[inline]
     pub(crate) fn hash(&self, key: &[u8]) -> u64 {
-        self.hasher.hash_one(key)
+        // `hash_one` would mix in the length once more.
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write(key);
+        hasher.finish()
     }
 
     /// Too long to be tracked: such a key goes straight to the store.
@@ -215,18 +225,51 @@ impl Shared {
         hash: u64,
         key: &[u8],
         max_age: Option<Duration>,
-        f: impl FnOnce(&Shown, Tick, Freshness) -> R,
+        f: impl FnOnce(&Arc<Handle>, Tick, Freshness) -> R,
+    ) -> Option<R> {
+        let Some(kept) = kept::take(hash, |handle| handle.stands_for(self.instance, hash, key))
+        else {
+            return self.find(hash, key, max_age, f);
+        };
+        let out = self.serve(&kept, max_age, f);
+        kept::keep(hash, kept);
+        out
+    }
+
+    /// Like [`hit`](Shared::hit), by way of the index.
+    #[cold]
+    #[inline(never)]
+    fn find<R>(
+        &self,
+        hash: u64,
+        key: &[u8],
+        max_age: Option<Duration>,
+        f: impl FnOnce(&Arc<Handle>, Tick, Freshness) -> R,
     ) -> Option<R> {
         let index = self.index.load();
-        let cell = index.find(hash, key)?;
+        index.find(hash, key)?.spread(|spread| {
+            let handle = spread.handle();
+            let out = self.serve(handle, max_age, f)?;
+            if handle.entry().bytes.len() <= kept::BYTES_MAX {
+                kept::keep(hash, handle.clone());
+            }
+            Some(out)
+        })
+    }
+
+    #[inline(always)]
+    fn serve<R>(
+        &self,
+        handle: &Arc<Handle>,
+        max_age: Option<Duration>,
+        f: impl FnOnce(&Arc<Handle>, Tick, Freshness) -> R,
+    ) -> Option<R> {
         let now = self.clock.now();
         if now.0 >= self.hot.index_until.load(Ordering::Relaxed) {
             return None;
         }
-        cell.with(|shown| {
-            let freshness = shown.serve(now, self.epoch(), max_age)?;
-            Some(f(shown, now, freshness))
-        })
+        let freshness = handle.shown().serve(now, self.epoch(), max_age)?;
+        Some(f(handle, now, freshness))
     }
 
     /// A caller that found nothing joins a load, leads one, or goes alone.
@@ -249,9 +292,9 @@ impl Shared {
         let now = self.clock.now();
         let latest = max_age == Some(Duration::ZERO);
         if !latest
-            && let Some(hit) = self.hit(hash, key, max_age, |shown, now, freshness| {
-                let due = shown.take_refresh(freshness, loader, now);
-                (crate::value::Value::hot(shown.handle(), now, freshness), due)
+            && let Some(hit) = self.hit(hash, key, max_age, |handle, now, freshness| {
+                let due = handle.shown().take_refresh(freshness, loader, now);
+                (crate::value::Value::hot(handle.clone(), now, freshness), due)
             })
         {
             drop(gate);
@@ -344,14 +387,15 @@ impl Shared {
     }
 
     /// Shows `entry` in the cell of its key, if it has one. The stripe's lock is held.
-    fn publish(&self, hash: u64, key: &Key, entry: &Arc<Entry>) -> Option<Arc<Shown>> {
+    fn publish(&self, hash: u64, key: &Key, entry: &Arc<Entry>) -> Option<Arc<Spread>> {
         let index = self.index.load();
         let cell = index.find(hash, key)?;
         if entry.bytes.len() > self.options.near.value_bytes_max {
             self.refused_full.fetch_add(1, Ordering::Relaxed);
             return cell.clear(&self.used);
         }
-        match cell.show(Shown::new(entry.clone(), key.len(), self.options.stripes), &self.used) {
+        let of = (self.instance, hash, key.clone());
+        match cell.show(Spread::new(entry.clone(), of, self.options.stripes), &self.used) {
             Ok(old) => old,
             Err(Refused::Full) => {
                 self.refused_full.fetch_add(1, Ordering::Relaxed);
@@ -480,7 +524,7 @@ impl Shared {
         }
     }
 
-    fn clear_cell(&self, hash: u64, key: &[u8]) -> Option<Arc<Shown>> {
+    fn clear_cell(&self, hash: u64, key: &[u8]) -> Option<Arc<Spread>> {
         self.index.load().find(hash, key)?.clear(&self.used)
     }
 
@@ -504,6 +548,15 @@ impl Shared {
             drop(garbage);
         }
         self.index.store(Arc::new(next));
+    }
+
+    /// The instance has ended: nothing is served any more, and nothing kept.
+    pub(crate) fn close(&self) {
+        self.extend_index(Tick::ZERO);
+        let steering = self.steering.lock();
+        self.publish_index(&[]);
+        drop(steering);
+        self.followers.close();
     }
 
     /// The driver is alive: the index holds until `until`.

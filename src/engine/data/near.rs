@@ -133,9 +133,9 @@ impl Rank {
 #[must_use]
 pub fn charge(key_bytes: usize, value_bytes: usize, stripes: usize) -> usize {
     /// The cell, the entry and the index slot, measured on a 64-bit machine.
-    const FIXED: usize = 256;
+    const FIXED: usize = 384;
     /// One allocation of a reference count per stripe.
-    const PER_STRIPE: usize = 64;
+    const PER_STRIPE: usize = 136;
     key_bytes + value_bytes + FIXED + stripes * PER_STRIPE
 }
 
