@@ -3,12 +3,12 @@
 //! An embedded store of 8 shards, each with a ceiling of 6,000 operations a second, and four
 //! services in this process that share it. 32,000 reads a second (open loop: a slow answer does
 //! not slow the next question) over 100,000 posts, Zipf 1.0; after three seconds `post:viral` is
-//! posted. The first run calls the store directly, the second goes through heatsink, with the
-//! post pinned on all four services when it is posted.
+//! posted. The first run calls the store directly, the second goes through heatsink. Nobody tells
+//! heatsink about the post: each of the four services finds it in its own traffic.
 #![expect(clippy::disallowed_methods, reason = "a load generator lives by the real clock")]
 
 use heatsink::store::{MemoryStore, Store};
-use heatsink::{Heatsink, Key, NearCache, Treatment};
+use heatsink::{Heatsink, Key, NearCache};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
@@ -39,6 +39,8 @@ const VIRAL: &str = "post:viral";
 const VIRAL_SHARE: f64 = 0.2;
 /// Seconds from the start of a run.
 const POSTED: f64 = 3.0;
+/// Errors after this do not count as those of a verdict that is not there yet.
+const GRACE: f64 = 0.5;
 const MEASURE_FROM: f64 = 5.0;
 const MEASURE_TO: f64 = 11.0;
 
@@ -160,11 +162,12 @@ struct Run {
     /// Everything, and what was asked in the measured window.
     all: Meter,
     measured: Meter,
+    late_errors: AtomicU64,
     detected_us: AtomicU64,
 }
 
 impl Run {
-    fn new(title: &'static str, pinned: bool) -> Result<Arc<Run>, Fail> {
+    fn new(title: &'static str, wrapped: bool) -> Result<Arc<Run>, Fail> {
         let latency = Duration::from_millis(1);
         let store = MemoryStore::builder().shards(SHARDS).ceiling(CEILING).latency(latency).build();
         for i in 0..POSTS {
@@ -175,15 +178,17 @@ impl Run {
         let near = NearCache::new().fresh(Duration::from_millis(1_200)).jitter_permille(0);
         let service = || -> heatsink::Result<Service> {
             let store = store.clone();
-            if pinned {
+            if wrapped {
                 return Ok(Service::Heatsink(Heatsink::builder(store).near(near.clone()).build()?));
             }
             Ok(Service::Bare(store))
         };
         let services = (0..SERVICES).map(|_| service()).collect::<heatsink::Result<_>>()?;
         let (all, measured) = (Meter::new(), Meter::new());
-        let (start, detected_us) = (Instant::now(), AtomicU64::new(0));
-        Ok(Arc::new(Run { title, store, services, start, all, measured, detected_us }))
+        let (late_errors, detected_us) = (AtomicU64::new(0), AtomicU64::new(0));
+        let start = Instant::now();
+        let run = Run { title, store, services, start, all, measured, late_errors, detected_us };
+        Ok(Arc::new(run))
     }
 
     fn elapsed(&self) -> f64 {
@@ -205,6 +210,7 @@ impl Run {
                     // From when it was due: a late generator is not hidden.
                     let took = run.start.elapsed().saturating_sub(Duration::from_secs_f64(at));
                     run.all.add(ok, took);
+                    run.late_errors.fetch_add(u64::from(!ok && at >= POSTED + GRACE), Relaxed);
                     if (MEASURE_FROM..MEASURE_TO).contains(&at) {
                         run.measured.add(ok, took);
                     }
@@ -215,16 +221,14 @@ impl Run {
         }
     }
 
-    /// Posts the viral post, pins it, and waits until all services serve it themselves.
+    /// Posts the viral post, and waits until all services have found it and treat it.
     async fn post(self: Arc<Run>) -> Result<(), Fail> {
         tokio::time::sleep_until((self.start + Duration::from_secs_f64(POSTED)).into()).await;
         self.store.put_now(VIRAL, vec![b'v'; 200])?;
         let posted = Instant::now();
         for hs in self.services.iter().filter_map(Service::heatsink) {
-            hs.control().pin(VIRAL, Treatment::near())?;
-        }
-        for hs in self.services.iter().filter_map(Service::heatsink) {
-            while hs.try_read_with(VIRAL, |_| ()).is_none() && self.elapsed() < MEASURE_TO {
+            let in_force = || hs.hot_list().get(VIRAL).is_some_and(|hot| hot.in_force);
+            while !in_force() && self.elapsed() < MEASURE_TO {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         }
@@ -248,6 +252,7 @@ fn hottest(rates: &[f64]) -> (f64, f64) {
 struct Outcome {
     rates: Vec<f64>,
     errors: u64,
+    late_errors: u64,
     requests: u64,
     p50_us: u64,
     p99_us: u64,
@@ -256,16 +261,17 @@ struct Outcome {
 }
 
 impl Outcome {
-    fn json(&self, pinned: bool) -> Json {
+    fn json(&self, wrapped: bool) -> Json {
         let (max, over_mean) = hottest(&self.rates);
         let mut out = json!({
             "hottest_over_mean": round(over_mean),
             "hottest_over_ceiling": round(max / f64::from(CEILING)),
             "errors": self.errors,
+            "errors_after_500_ms": self.late_errors,
             "p99_us": self.p99_us,
             "requests": self.requests,
         });
-        if pinned {
+        if wrapped {
             out["viral_store_reads_per_service_per_sec"] = json!(round(self.viral_per_service));
             out["detected_after_ms"] = json!(round(self.detected_ms));
         }
@@ -345,9 +351,9 @@ fn live(terminal: &mut DefaultTerminal, text: &str, rates: &[f64]) -> Result<(),
     Ok(())
 }
 
-async fn run(title: &'static str, pinned: bool, view: &mut View) -> Result<Outcome, Fail> {
+async fn run(title: &'static str, wrapped: bool, view: &mut View) -> Result<Outcome, Fail> {
     let traffic = Traffic::new();
-    let run = Run::new(title, pinned)?;
+    let run = Run::new(title, wrapped)?;
     let generator = tokio::spawn(run.clone().generate(traffic));
     let posting = tokio::spawn(run.clone().post());
     let offered = || run.store.counts().iter().map(|c| c.offered).collect::<Vec<u64>>();
@@ -377,6 +383,7 @@ async fn run(title: &'static str, pinned: bool, view: &mut View) -> Result<Outco
     Ok(Outcome {
         rates: rates(&counts, &to.1, to.0 - from),
         errors: run.measured.errors.load(Relaxed),
+        late_errors: run.late_errors.load(Relaxed),
         requests: run.measured.requests.load(Relaxed),
         p50_us: run.measured.quantile(0.5),
         p99_us: run.measured.quantile(0.99),
@@ -397,10 +404,11 @@ fn table(bare: &Outcome, heat: &Outcome) {
     row("hottest / ceiling", &|o| format!("{:.2}", o.over_ceiling()));
     row("requests", &|o| o.requests.to_string());
     row("errors", &|o| o.errors.to_string());
+    row("errors from 0.5 s after the post", &|o| o.late_errors.to_string());
     row("p50, us", &|o| o.p50_us.to_string());
     row("p99, us", &|o| o.p99_us.to_string());
     row("viral store reads per service and second", &|o| format!("{:.2}", o.viral_per_service));
-    println!("served by all four services {:.1} ms after the post", heat.detected_ms);
+    println!("found and treated by all four services {:.1} ms after the post", heat.detected_ms);
 }
 
 async fn both(view: &mut View) -> Result<(Outcome, Outcome), Fail> {
@@ -425,7 +433,11 @@ fn start(json: bool) -> Result<ExitCode, Fail> {
         table(&bare, &heat);
     }
     let melted = bare.over_ceiling() > 1.0 && bare.errors > 0;
-    let kept = heat.errors == 0 && heat.over_ceiling() <= 1.0 && heat.viral_per_service <= 1.0;
+    let kept = heat.late_errors == 0
+        && heat.over_ceiling() <= 1.0
+        && heat.viral_per_service <= 1.0
+        && hottest(&heat.rates).1 <= 1.25
+        && heat.detected_ms <= 300.0;
     if !melted {
         eprintln!("viral_post: the bare run did not go over its ceiling");
     }

@@ -49,6 +49,7 @@ mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod typed;
+mod upkeep;
 mod value;
 mod write;
 

@@ -6,13 +6,12 @@
 //! the cell shows change together.
 
 use crate::call::{Outcome, Ticket, Waiter};
-use crate::cell::{Cell, Entry, Handle, Index, Refused, Spread, Used};
+use crate::cell::{Entry, Handle, Index, Refused, Spread, Used};
 use crate::config::Options;
 use crate::driver::SharedBooks;
-use crate::engine::control::shards::SHARDS_MAX;
 use crate::engine::control::steering::Steering;
 use crate::engine::data::flight::{FlightId, WaiterId};
-use crate::engine::data::gate::{Arrival, Gate, Landing, Limits, Tally, Want, WriteSlot};
+use crate::engine::data::gate::{Arrival, Gate, Landing, Limits, Want, WriteSlot};
 use crate::engine::data::near::{Freshness, Rank};
 use crate::engine::time::Tick;
 use crate::error::{self, Error, ErrorKind, Result};
@@ -40,7 +39,7 @@ pub(crate) struct HotLine {
     /// Entries of another epoch are not served.
     epoch: AtomicU64,
     /// The index expires here unless the driver extends it.
-    index_until: AtomicU64,
+    pub(crate) index_until: AtomicU64,
 }
 
 pub(crate) struct Shared {
@@ -51,9 +50,9 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     pub(crate) hasher: RandomState,
     pub(crate) sampler: Sampler,
-    stripes: Box<[Mutex<Gate<Arc<Waiter>>>]>,
+    pub(crate) stripes: Box<[Mutex<Gate<Arc<Waiter>>>]>,
     /// A bit per stripe, set while something may be under way there: what the driver has to visit.
-    busy: Box<[AtomicU64]>,
+    pub(crate) busy: Box<[AtomicU64]>,
     pub(crate) options: Options,
     limits: Limits,
     pub(crate) store: Arc<dyn DynStore>,
@@ -66,8 +65,8 @@ pub(crate) struct Shared {
     pub(crate) followers: Followers,
     dice: AtomicU64,
     /// How many values were not cached because the hot tier had no room.
-    refused_full: AtomicU64,
-    refused_older: AtomicU64,
+    pub(crate) refused_full: AtomicU64,
+    pub(crate) refused_older: AtomicU64,
 }
 
 /// What a loader or the store brought.
@@ -90,24 +89,6 @@ pub(crate) enum Begin {
 fn stripe_of(hash: u64) -> usize {
     // The index table uses the low and the top bits of the hash; take others.
     (hash >> 20) as usize & (STRIPES - 1)
-}
-
-/// Loads under way.
-#[derive(Default)]
-pub(crate) struct InFlight {
-    pub(crate) all: usize,
-    pub(crate) by_shard: Vec<usize>,
-}
-
-impl InFlight {
-    fn add(&mut self, shard: Option<u32>, n: usize) {
-        self.all += n;
-        let Some(shard) = shard.map(|s| s as usize).filter(|s| *s < SHARDS_MAX) else { return };
-        if self.by_shard.len() <= shard {
-            self.by_shard.resize(shard + 1, 0);
-        }
-        self.by_shard[shard] += n;
-    }
 }
 
 impl Begin {
@@ -167,7 +148,7 @@ impl Shared {
         key.len() > crate::key::KEY_BYTES_MAX
     }
 
-    fn stripe(&self, hash: u64) -> &Mutex<Gate<Arc<Waiter>>> {
+    pub(crate) fn stripe(&self, hash: u64) -> &Mutex<Gate<Arc<Waiter>>> {
         &self.stripes[stripe_of(hash)]
     }
 
@@ -181,18 +162,6 @@ impl Shared {
         }
     }
 
-    /// The stripes on which something may be under way.
-    fn busy_stripes(&self) -> impl Iterator<Item = usize> {
-        self.busy.iter().enumerate().flat_map(|(i, word)| {
-            let mut bits = word.load(Ordering::Relaxed);
-            std::iter::from_fn(move || {
-                let bit = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
-                bits &= bits - 1;
-                Some(64 * i + bit)
-            })
-        })
-    }
-
     pub(crate) fn epoch(&self) -> u64 {
         self.hot.epoch.load(Ordering::Acquire)
     }
@@ -203,17 +172,6 @@ impl Shared {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
-    }
-
-    /// What was sampled since the last call goes into the books and to the detector.
-    pub(crate) fn take_samples(&self, steering: &mut Steering, now: Tick) {
-        let mut books = self.books.lock();
-        for sample in self.sampler.drain() {
-            books.enter(&sample);
-            let seen = sample.observation();
-            let shard = if seen.loaded { self.store.shard_of(seen.key) } else { None };
-            steering.handle_sample(now, &seen, shard);
-        }
     }
 
     /// Runs `f` on the cached value of `key`, if there is one that may be served.
@@ -410,7 +368,7 @@ impl Shared {
     }
 
     /// A refresh failed: while a stale value can be served, wait before the next.
-    fn pause_refresh(&self, hash: u64, key: &Key, now: Tick) {
+    pub(crate) fn pause_refresh(&self, hash: u64, key: &Key, now: Tick) {
         let index = self.index.load();
         if let Some(cell) = index.find(hash, key) {
             cell.with(|shown| {
@@ -420,7 +378,7 @@ impl Shared {
         }
     }
 
-    fn deliver(
+    pub(crate) fn deliver(
         self: &Arc<Self>,
         hash: u64,
         key: &Key,
@@ -508,109 +466,13 @@ impl Shared {
         self.hot.epoch.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Clears cells whose value cannot be served any more: what nobody can read must not hold the
-    /// room, nor the rank, against what is loaded next.
-    pub(crate) fn clear_dead(&self) {
-        let dead = |cell: &Cell| {
-            let (now, epoch) = (self.clock.now(), self.epoch());
-            cell.with(|shown| Some(shown.serve(now, epoch, None).is_none())).unwrap_or(false)
-        };
-        for cell in self.index.load_full().iter().filter(|cell| dead(cell)) {
-            let gate = self.stripe(cell.hash).lock();
-            // A newer value may have taken its place meanwhile.
-            let garbage = if dead(cell) { cell.clear(&self.used) } else { None };
-            drop(gate);
-            drop(garbage);
-        }
-    }
-
     fn clear_cell(&self, hash: u64, key: &[u8]) -> Option<Arc<Spread>> {
         self.index.load().find(hash, key)?.clear(&self.used)
-    }
-
-    /// Publishes the set of hot keys. Keys that leave it show nothing any more before the new
-    /// index is in force; keys that stay keep their cells. Callers hold the control lock.
-    pub(crate) fn publish_index(&self, keys: &[Key]) {
-        let old = self.index.load_full();
-        let mut next = Index::default();
-        for key in keys {
-            let hash = self.hash(key);
-            if next.find(hash, key).is_some() {
-                continue;
-            }
-            let kept = old.find(hash, key).cloned();
-            next.insert(kept.unwrap_or_else(|| Arc::new(Cell::new(hash, key.clone()))));
-        }
-        for cell in old.iter().filter(|c| next.find(c.hash, &c.key).is_none()) {
-            let gate = self.stripe(cell.hash).lock();
-            let garbage = cell.close(&self.used);
-            drop(gate);
-            drop(garbage);
-        }
-        self.index.store(Arc::new(next));
-    }
-
-    /// The instance has ended: nothing is served any more, and nothing kept.
-    pub(crate) fn close(&self) {
-        self.extend_index(Tick::ZERO);
-        let steering = self.steering.lock();
-        self.publish_index(&[]);
-        drop(steering);
-        self.followers.close();
-    }
-
-    /// The driver is alive: the index holds until `until`.
-    pub(crate) fn extend_index(&self, until: Tick) {
-        self.hot.index_until.store(until.0, Ordering::Relaxed);
-    }
-
-    /// Closes loads that have run into the time limit.
-    pub(crate) fn time_out(self: &Arc<Self>) {
-        let limit = self.options.loads.timeout;
-        for at in self.busy_stripes() {
-            let mut told = Vec::new();
-            let mut gate = self.stripes[at].lock();
-            if gate.is_empty() {
-                self.busy[at / 64].fetch_and(!(1 << (at % 64)), Ordering::Relaxed);
-                continue;
-            }
-            let now = self.clock.now();
-            gate.time_out((now, self.epoch()), limit, |key, landing| {
-                told.push((key.clone(), landing));
-            });
-            gate.sweep(now);
-            drop(gate);
-            for (key, landing) in told {
-                let hash = self.hash(&key);
-                self.pause_refresh(hash, &key, now);
-                let text = format!("the load took longer than {limit:?}");
-                let error = Error::not_applied(ErrorKind::Timeout, text).with_key(&key);
-                self.deliver(hash, &key, landing, Err(error));
-            }
-        }
     }
 
     /// Writes under way and the end of the quarantine of one key.
     pub(crate) fn writes_of(&self, hash: u64, key: &[u8]) -> (u32, Tick) {
         self.stripe(hash).lock().writes_of(hash, key)
-    }
-
-    /// What all gates have seen; keys and loads under way.
-    pub(crate) fn tally(&self) -> (Tally, usize, InFlight) {
-        let mut sum = Tally::default();
-        let mut keys = 0;
-        let mut loads = InFlight::default();
-        for stripe in &self.stripes {
-            let gate = stripe.lock();
-            sum += gate.tally();
-            keys += gate.len();
-            gate.loading().for_each(|(key, n)| loads.add(self.store.shard_of(key), n));
-        }
-        (sum, keys, loads)
-    }
-
-    pub(crate) fn refused(&self) -> (u64, u64) {
-        (self.refused_full.load(Ordering::Relaxed), self.refused_older.load(Ordering::Relaxed))
     }
 }
 

@@ -3,10 +3,11 @@
 //! shard, and whether anybody got a value that is older than promised.
 //!
 //! ```sh
-//! cargo run --release --example replay -- FILE [--pin-top N] [--json]
+//! cargo run --release --example replay -- FILE [--pin-top N | --promote-at R | --hot-share S] [--json]
 //! ```
 
 mod check;
+mod detection;
 mod report;
 mod run;
 mod trace;
@@ -25,10 +26,14 @@ FILE is CSV `seconds,op,key[,bytes]`, plain or gzip, UTF-8, with or without a he
 `op` is `r` or `w`; a key with a comma or a quote in it is quoted. `bytes` must be a number and is
 otherwise not used: the values written are version numbers, which is how staleness is seen.
 
-  --pin-top N    the N most read keys are pinned in every server (default 10, at most 4096)
+  --pin-top N    the N most read keys are pinned in every server (default 10, at most 4096);
+                 nothing is detected
+  --promote-at R nothing is pinned: each server finds the keys that it is asked for R times a
+                 second or more, in windows of at least 1 s that grow until R means 100 requests
+  --hot-share S  the same with R = S x the mean rate of the replay (0.01: a hundredth)
   --shards N     shards of the store (default 8, at most 16384)
   --servers N    processes with a handle each; rows are dealt to them at random from a fixed
-                 seed (default 4, at most 256)
+                 seed (default 4 with pins, 1 with detection; at most 256)
   --speed X      divides the trace's times: 10 is ten times as fast (default 1)
   --json         one JSON object on stdout and nothing else
   --help         this text
@@ -40,6 +45,12 @@ cached value is served any more.
 STALE READS are values older than 3 s, or older than a write of the same server that had returned
 before the read began, or than a write of another server that had returned 3 s before that.
 
+DETECTION is held against exact counts, per server and window: a key-window is hot when its exact
+rate reaches the threshold; missed when it reaches 1.5 times the threshold and the key was not on
+the list by its end; a promotion is false when the key's exact rate stayed below 0.7 times the
+threshold in the window of the promotion and the one before. The driver looks at its samples every
+10 ms, so what happened by the end of a window is read one look later.
+
 EXIT STATUS: 0; 1 when there were stale reads or failed requests; 2 for bad arguments or a file
 that cannot be read (missing, a directory, a broken gzip stream, not UTF-8). Malformed rows are
 left out, counted, and the first ten are shown on stderr with their line numbers.";
@@ -47,11 +58,19 @@ left out, counted, and the first ten are shown on stderr with their line numbers
 /// What was asked for.
 pub(crate) struct Args {
     file: PathBuf,
-    pin_top: usize,
+    treat: Treat,
     shards: usize,
     servers: usize,
     speed: f64,
     json: bool,
+}
+
+/// Which keys are treated.
+#[derive(Clone, Copy)]
+pub(crate) enum Treat {
+    PinTop(usize),
+    PromoteAt(f64),
+    HotShare(f64),
 }
 
 enum Asked {
@@ -67,17 +86,18 @@ fn number(name: &str, text: Option<String>, min: usize, max: usize) -> Result<us
     }
 }
 
-fn speed(text: Option<String>) -> Result<f64, String> {
-    let text = text.ok_or("--speed wants a number")?;
+fn real(name: &str, text: Option<String>, min: f64, max: f64) -> Result<f64, String> {
+    let text = text.ok_or_else(|| format!("{name} wants a number"))?;
     match text.parse() {
-        Ok(x) if (1e-6..=1e9).contains(&x) => Ok(x),
-        _ => Err(format!("--speed wants a number from 0.000001 to 1000000000, not {text:?}")),
+        Ok(x) if (min..=max).contains(&x) => Ok(x),
+        _ => Err(format!("{name} wants a number from {min} to {max}, not {text:?}")),
     }
 }
 
 fn parse() -> Result<Asked, String> {
     let mut file = None;
-    let (mut pin_top, mut shards, mut servers, mut rate, mut json) = (10, 8, 4, 1.0, false);
+    let (mut treat, mut servers) = (None, None);
+    let (mut shards, mut rate, mut json) = (8, 1.0, false);
     let mut plain = false;
     let mut rest = std::env::args_os().skip(1);
     while let Some(arg) = rest.next() {
@@ -92,7 +112,7 @@ fn parse() -> Result<Asked, String> {
             Some((name, value)) => (name, Some(value.to_string())),
             None => (option, None),
         };
-        if glued.is_some() && !matches!(name, "--pin-top" | "--shards" | "--servers" | "--speed") {
+        if glued.is_some() && matches!(name, "--json" | "--help") {
             return Err(format!("unknown option {option}"));
         }
         let mut value = || glued.clone().or_else(|| rest.next().and_then(|v| v.into_string().ok()));
@@ -100,15 +120,26 @@ fn parse() -> Result<Asked, String> {
             "--help" | "-h" => return Ok(Asked::Help),
             "--json" => json = true,
             "--" => plain = true,
-            "--pin-top" => pin_top = number(name, value(), 0, 4096)?,
+            "--pin-top" | "--promote-at" | "--hot-share" => {
+                let one = match name {
+                    "--pin-top" => Treat::PinTop(number(name, value(), 0, 4096)?),
+                    "--promote-at" => Treat::PromoteAt(real(name, value(), 1e-3, 1e9)?),
+                    _ => Treat::HotShare(real(name, value(), 1e-6, 1.0)?),
+                };
+                if treat.replace(one).is_some() {
+                    return Err("one of --pin-top, --promote-at and --hot-share, once".into());
+                }
+            }
             "--shards" => shards = number(name, value(), 1, 16_384)?,
-            "--servers" => servers = number(name, value(), 1, 256)?,
-            "--speed" => rate = speed(value())?,
+            "--servers" => servers = Some(number(name, value(), 1, 256)?),
+            "--speed" => rate = real(name, value(), 1e-6, 1e9)?,
             _ => return Err(format!("unknown option {option}")),
         }
     }
     let file = file.ok_or("no FILE given")?;
-    Ok(Asked::Replay(Args { file, pin_top, shards, servers, speed: rate, json }))
+    let treat = treat.unwrap_or(Treat::PinTop(10));
+    let servers = servers.unwrap_or(if matches!(treat, Treat::PinTop(_)) { 4 } else { 1 });
+    Ok(Asked::Replay(Args { file, treat, shards, servers, speed: rate, json }))
 }
 
 fn complain(trace: &Trace) {

@@ -1,5 +1,6 @@
 //! What is said at the end: for people and for programs.
 
+use crate::detection::{Seen, Verdict};
 use crate::run::Outcome;
 use crate::trace::{Trace, Uses};
 use serde_json::json;
@@ -9,12 +10,22 @@ const BAR: usize = 40;
 /// Shards that get a bar each.
 const BARS_MAX: usize = 32;
 
+/// One of the most used keys.
+struct Top {
+    key: String,
+    uses: Uses,
+    to_store: u64,
+    /// At the end of its hottest window: its exact rate, and what its server knew.
+    hottest: Option<(f64, Seen)>,
+}
+
 pub(crate) struct Report {
     outcome: Outcome,
     distinct_keys: usize,
     reads: u64,
     writes: u64,
-    top: Vec<(String, Uses, u64)>,
+    top: Vec<Top>,
+    verdict: Option<Verdict>,
     malformed: u64,
     malformed_first: Vec<(u64, String)>,
     out_of_order: u64,
@@ -35,11 +46,16 @@ fn percent(part: u64, whole: u64) -> f64 {
 impl Report {
     pub(crate) fn new(trace: &Trace, outcome: Outcome, skipped_s: f64) -> Report {
         let key = |k: usize| String::from_utf8_lossy(trace.keys[k].as_bytes()).into_owned();
+        let top = |k: usize, to_store: u64| {
+            let hottest = outcome.detection.as_ref().map(|d| d.at_its_hottest(k));
+            Top { key: key(k), uses: trace.uses[k], to_store, hottest }
+        };
         Report {
             distinct_keys: trace.keys.len(),
             reads: trace.uses.iter().map(|u| u.reads).sum(),
             writes: trace.uses.iter().map(|u| u.writes).sum(),
-            top: outcome.top.iter().map(|&(k, n)| (key(k), trace.uses[k], n)).collect(),
+            top: outcome.top.iter().map(|&(k, n)| top(k, n)).collect(),
+            verdict: outcome.detection.as_ref().map(|d| d.verdict()),
             malformed: trace.malformed,
             malformed_first: trace.malformed_first.clone(),
             out_of_order: trace.out_of_order,
@@ -54,15 +70,22 @@ impl Report {
 
     pub(crate) fn json(&self) -> String {
         let o = &self.outcome;
-        let top = self.top.iter().map(|(key, uses, to_store)| {
-            json!({
-                "key": key,
-                "reads": uses.reads,
-                "writes": uses.writes,
-                "reads_to_store": to_store,
-            })
+        let top = self.top.iter().map(|top| {
+            let mut out = json!({
+                "key": top.key,
+                "reads": top.uses.reads,
+                "writes": top.uses.writes,
+                "reads_to_store": top.to_store,
+            });
+            if let Some((exact, seen)) = &top.hottest {
+                out["exact"] = json!(exact);
+                out["estimate"] = json!(seen.estimate);
+                out["lower_bound"] = json!(seen.lower_bound);
+                out["treatment"] = json!(seen.treatment);
+            }
+            out
         });
-        json!({
+        let mut out = json!({
             "requests": self.reads + self.writes,
             "distinct_keys": self.distinct_keys,
             "reads": self.reads,
@@ -79,8 +102,35 @@ impl Report {
             "virtual_seconds": o.virtual_s,
             "idle_seconds_cut": self.skipped_s,
             "top": top.collect::<Vec<_>>(),
-        })
-        .to_string()
+        });
+        if let Some(v) = &self.verdict {
+            out["threshold_per_sec"] = json!(v.threshold);
+            out["window_s"] = json!(v.window_s);
+            out["hot_key_windows"] = json!(v.hot_key_windows);
+            out["missed"] = json!(v.missed);
+            out["false_promotions"] = json!(v.false_promotions);
+            out["promotions"] = json!(v.promotions);
+            out["state_changes_max_per_key"] = json!(v.state_changes_max);
+            out["rate_error_mean"] = json!(v.rate_error_mean);
+        }
+        out.to_string()
+    }
+
+    fn detected(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(v) = &self.verdict else { return Ok(()) };
+        writeln!(f, "threshold     {:10.1}  requests/s, windows of {} s", v.threshold, v.window_s)?;
+        let share = percent(v.missed, v.hot_key_windows);
+        writeln!(
+            f,
+            "hot key-windows{:9}  {} missed at 1.5 times the threshold, {share:.1} %",
+            v.hot_key_windows, v.missed
+        )?;
+        writeln!(
+            f,
+            "promotions    {:10}  {} false, at most {} changes of one key",
+            v.promotions, v.false_promotions, v.state_changes_max
+        )?;
+        writeln!(f, "rates         {:10.1}  % off on the mean", 100.0 * v.rate_error_mean)
     }
 
     fn shards(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -101,9 +151,16 @@ impl Report {
 
     fn keys(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\n{:>10} {:>10} {:>14}  key", "reads", "writes", "reads to store")?;
-        for (key, uses, to_store) in &self.top {
-            let shown: String = key.chars().take(80).flat_map(char::escape_debug).collect();
-            writeln!(f, "{:10} {:10} {to_store:14}  {shown}", uses.reads, uses.writes)?;
+        for top in &self.top {
+            let shown: String = top.key.chars().take(80).flat_map(char::escape_debug).collect();
+            let Top { uses, to_store, hottest, .. } = top;
+            write!(f, "{:10} {:10} {to_store:14}  {shown}", uses.reads, uses.writes)?;
+            if let Some((exact, seen)) = hottest {
+                let treatment = seen.treatment.as_deref().unwrap_or("nothing");
+                write!(f, "  at its hottest {exact:.0}/s, taken for {:.0}/s: ", seen.estimate)?;
+                f.write_str(treatment)?;
+            }
+            writeln!(f)?;
         }
         Ok(())
     }
@@ -116,6 +173,7 @@ impl fmt::Display for Report {
         writeln!(f, "requests      {requests:10}  of {} keys", self.distinct_keys)?;
         writeln!(f, "virtual time  {:10.0}  s, {:.0} idle s cut", o.virtual_s, self.skipped_s)?;
         writeln!(f, "pinned keys   {:10}", o.pinned)?;
+        self.detected(f)?;
         let share = percent(o.reads_to_store, self.reads);
         writeln!(
             f,

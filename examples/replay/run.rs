@@ -1,11 +1,12 @@
 //! The replay itself: handles, store and clock.
 
-use crate::Args;
 use crate::check::Checker;
+use crate::detection::{Detection, LOOK};
 use crate::trace::{Row, Trace};
+use crate::{Args, Treat};
 use heatsink::store::MemoryStore;
 use heatsink::testing::SimRuntime;
-use heatsink::{Heatsink, Key, Treatment};
+use heatsink::{Detect, Heatsink, Key, Treatment};
 use parking_lot::Mutex;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -27,6 +28,8 @@ pub(crate) struct Outcome {
     /// The ten most used keys, and how many reads of each reached the store.
     pub(crate) top: Vec<(usize, u64)>,
     pub(crate) virtual_s: f64,
+    /// Where keys were found and not pinned.
+    pub(crate) detection: Option<Detection>,
 }
 
 struct World {
@@ -34,6 +37,7 @@ struct World {
     servers: Vec<Heatsink>,
     keys: Vec<Key>,
     checker: Mutex<Checker>,
+    detection: Option<Mutex<Detection>>,
 }
 
 pub(crate) fn run(trace: &mut Trace, args: &Args, progress: bool) -> Result<Outcome, String> {
@@ -49,14 +53,18 @@ pub(crate) fn run(trace: &mut Trace, args: &Args, progress: bool) -> Result<Outc
         before[store.place(key)] += uses.reads + uses.writes;
         store.put_now(key.clone(), "0:trace").map_err(|e| format!("filling the store: {e}"))?;
     }
-    let pins: Vec<Key> =
-        trace.top(args.pin_top, |u| u.reads).into_iter().map(|k| trace.keys[k].clone()).collect();
-    let servers = (0..args.servers).map(|i| server(&store, &rt, i as u64, &pins));
+    let (pins, detection) = plan(trace, args);
+    let detect = detection.as_ref().map_or_else(Detect::pins_only, Detection::options);
+    let servers = (0..args.servers).map(|i| server(&store, &rt, i as u64, &pins, &detect));
     let servers = servers.collect::<heatsink::Result<Vec<_>>>().map_err(|e| e.to_string())?;
-    let world =
-        Arc::new(World { rt, servers, keys: trace.keys.clone(), checker: Mutex::default() });
+    let keys = trace.keys.clone();
+    let (checker, detection) = (Mutex::default(), detection.map(Mutex::new));
+    let world = Arc::new(World { rt, servers, keys, checker, detection });
     let begun = world.rt.now();
     let total = trace.rows.len() as u64;
+    for at in 0..args.servers {
+        follow(&world, at).map_err(|e| e.to_string())?;
+    }
     world.rt.block_on(feed(&world, std::mem::take(&mut trace.rows), progress));
     drain(&world, total);
     let counts = store.counts();
@@ -70,7 +78,54 @@ pub(crate) fn run(trace: &mut Trace, args: &Args, progress: bool) -> Result<Outc
         top: top.map(|k| (k, store.reads_of(trace.keys[k].clone()))).collect(),
         virtual_s: world.rt.now().since(begun).as_secs_f64(),
         checker: std::mem::take(&mut *world.checker.lock()),
+        detection: world.detection.as_ref().map(|d| {
+            let empty = Detection::new(&Trace::default(), 0, 1.0);
+            std::mem::replace(&mut *d.lock(), empty)
+        }),
     })
+}
+
+/// The keys to pin, or how keys are to be found.
+fn plan(trace: &Trace, args: &Args) -> (Vec<Key>, Option<Detection>) {
+    let threshold = match args.treat {
+        Treat::PinTop(n) => {
+            let top = trace.top(n, |u| u.reads).into_iter();
+            return (top.map(|k| trace.keys[k].clone()).collect(), None);
+        }
+        Treat::PromoteAt(rate) => rate,
+        Treat::HotShare(share) => {
+            let span_s = trace.rows.last().map_or(0.0, |row| row.at_ns() as f64 / 1e9);
+            share * trace.rows.len() as f64 / args.servers as f64 / span_s.max(1e-9)
+        }
+    };
+    (Vec::new(), Some(Detection::new(trace, args.servers, threshold.max(1e-3))))
+}
+
+/// Notes every change of a server's list, and how it stands at the end of each window.
+fn follow(world: &Arc<World>, server: usize) -> heatsink::Result<()> {
+    let Some(detection) = &world.detection else { return Ok(()) };
+    let (window, windows) = (detection.lock().window, detection.lock().windows());
+    let begun = world.rt.now();
+    let mut changes = world.servers[server].follow_hot_list()?;
+    let at = world.clone();
+    world.rt.spawn(async move {
+        while let Some(list) = changes.next().await {
+            let Some(detection) = &at.detection else { return };
+            let at_ns = at.rt.now().since(begun).as_nanos() as u64;
+            detection.lock().changed(server, at_ns, &list);
+        }
+    });
+    let world = world.clone();
+    world.rt.clone().spawn(async move {
+        for ended in 0..windows {
+            let due = begun.after(window * (ended as u32 + 1)).after(LOOK);
+            world.rt.sleep(due.since(world.rt.now())).await;
+            let Some(detection) = &world.detection else { return };
+            let list = world.servers[server].hot_list();
+            detection.lock().window_ended(server, ended, &list);
+        }
+    });
+    Ok(())
 }
 
 fn server(
@@ -78,9 +133,10 @@ fn server(
     rt: &SimRuntime,
     i: u64,
     pins: &[Key],
+    detect: &Detect,
 ) -> heatsink::Result<Heatsink> {
     let builder = Heatsink::builder(store.clone()).runtime(rt.clone()).seed(SEED + i);
-    let hs = builder.cores(NonZeroUsize::MIN).build()?;
+    let hs = builder.detect(detect.clone()).cores(NonZeroUsize::MIN).build()?;
     hs.control().pin_all(pins, Treatment::near())?;
     Ok(hs)
 }
@@ -113,7 +169,7 @@ async fn feed(world: &Arc<World>, rows: Vec<Row>, progress: bool) {
 }
 
 /// Which server takes a row must not follow a pattern of the trace.
-fn scatter(row: u64) -> u64 {
+pub(crate) fn scatter(row: u64) -> u64 {
     let mut x = row.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
