@@ -28,8 +28,8 @@ pub(crate) struct Seen {
 
 /// The exact side of the comparison, and what the lists said.
 pub(crate) struct Detection {
-    pub(crate) threshold: f64,
-    pub(crate) window: Duration,
+    threshold: f64,
+    window: Duration,
     windows: u64,
     /// Requests by server, window and key.
     exact: HashMap<(usize, u64, usize), u64>,
@@ -84,8 +84,9 @@ impl Detection {
         Detect::new().promote_at(self.threshold).window(self.window, self.window)
     }
 
-    pub(crate) fn windows(&self) -> u64 {
-        self.windows
+    /// How long the windows are, and how many.
+    pub(crate) fn windows(&self) -> (Duration, u64) {
+        (self.window, self.windows)
     }
 
     /// A server's list has changed.
@@ -157,7 +158,7 @@ impl Detection {
             false_promotions: self.promotions.iter().filter(is_false).count() as u64,
             promotions: self.promotions.len() as u64,
             state_changes_max: self.changes.values().copied().max().unwrap_or(0),
-            rate_error_mean: errors.iter().sum::<f64>() / errors.len().max(1) as f64,
+            rate_error_mean: (errors.iter().sum::<f64>() + 0.0) / errors.len().max(1) as f64,
         }
     }
 }

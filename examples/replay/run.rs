@@ -4,6 +4,7 @@ use crate::check::Checker;
 use crate::detection::{Detection, LOOK};
 use crate::trace::{Row, Trace};
 use crate::{Args, Treat};
+use heatsink::engine::time::Tick;
 use heatsink::store::MemoryStore;
 use heatsink::testing::SimRuntime;
 use heatsink::{Detect, Heatsink, Key, Treatment};
@@ -66,7 +67,7 @@ pub(crate) fn run(trace: &mut Trace, args: &Args, progress: bool) -> Result<Outc
         follow(&world, at).map_err(|e| e.to_string())?;
     }
     world.rt.block_on(feed(&world, std::mem::take(&mut trace.rows), progress));
-    drain(&world, total);
+    drain(&world, total, begun);
     let counts = store.counts();
     let top = trace.top(10, |u| u.reads + u.writes).into_iter();
     Ok(Outcome {
@@ -104,7 +105,7 @@ fn plan(trace: &Trace, args: &Args) -> (Vec<Key>, Option<Detection>) {
 /// Notes every change of a server's list, and how it stands at the end of each window.
 fn follow(world: &Arc<World>, server: usize) -> heatsink::Result<()> {
     let Some(detection) = &world.detection else { return Ok(()) };
-    let (window, windows) = (detection.lock().window, detection.lock().windows());
+    let (window, windows) = detection.lock().windows();
     let begun = world.rt.now();
     let mut changes = world.servers[server].follow_hot_list()?;
     let at = world.clone();
@@ -200,7 +201,12 @@ async fn write(world: &World, server: usize, key: usize) {
     }
 }
 
-fn drain(world: &World, total: u64) {
+/// Lets everything end that was begun, and the last window of the detection too.
+fn drain(world: &World, total: u64, begun: Tick) {
+    if let Some(detection) = &world.detection {
+        let (window, windows) = detection.lock().windows();
+        world.rt.run_until(begun.after(window * windows as u32).after(2 * LOOK));
+    }
     let ended = || {
         let checker = world.checker.lock();
         checker.reads + checker.writes + checker.errors

@@ -20,6 +20,9 @@ pub const ONE_IN_MAX: u32 = 65_536;
 /// so that a rate at the edge does not move it every window.
 const LOWER_AT: f64 = 0.9;
 
+/// The budget is an average over this many seconds: what was saved up may be spent in a burst.
+const BURST_SECS: f64 = 3.0;
+
 /// How `N` is chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sampling {
@@ -56,23 +59,23 @@ pub fn skip(rng: &mut impl Rng, one_in: u32) -> u32 {
 
 /// The choice of `N`.
 ///
-/// The budget is an average over a second, not a limit on every moment: a burst is when hot keys
-/// show, and reading it coarsely would miss them to save a millisecond of one core.
+/// The budget is an average over three seconds, not a limit on every moment: a burst is when hot
+/// keys show, and reading it coarsely would miss them to save some milliseconds of one core.
 #[derive(Clone, Debug)]
 pub(crate) struct Control {
     mode: Sampling,
     one_in: u32,
-    /// Samples that may still come at once: at most a second's worth.
+    /// Samples that may still come at once: at most what [`BURST_SECS`] bring.
     tokens: f64,
     tokens_at: Tick,
-    /// Requests a second, averaged over about a second.
+    /// Requests a second, averaged over about [`BURST_SECS`].
     rate: f64,
 }
 
 impl Control {
     pub(crate) fn new(mode: Sampling, now: Tick) -> Control {
         let (one_in, tokens) = match mode {
-            Sampling::Budget { per_sec } => (1, f64::from(per_sec.max(1))),
+            Sampling::Budget { per_sec } => (1, BURST_SECS * f64::from(per_sec.max(1))),
             Sampling::Fixed(n) => (n.clamp(1, ONE_IN_MAX), 0.0),
         };
         Control { mode, one_in, tokens, tokens_at: now, rate: 0.0 }
@@ -82,15 +85,15 @@ impl Control {
         self.one_in
     }
 
-    /// Takes note of `samples` samples, and doubles `N` each time that a second's worth of the
-    /// budget, or a quarter more, came at once: a surge must not fill the shell's queue until a
+    /// Takes note of `samples` samples, and doubles `N` when the saved budget is spent, and again at
+    /// each quarter of a second's worth: a surge must not fill the shell's queue until a
     /// span ends. Called at every sample.
     pub(crate) fn spend(&mut self, now: Tick, samples: u32) {
         let Sampling::Budget { per_sec } = self.mode else { return };
         let per_sec = f64::from(per_sec.max(1));
         let earned = now.since(self.tokens_at).as_secs_f64() * per_sec;
         self.tokens_at = self.tokens_at.max(now);
-        self.tokens = (self.tokens + earned).min(per_sec) - f64::from(samples);
+        self.tokens = (self.tokens + earned).min(BURST_SECS * per_sec) - f64::from(samples);
         // What came at twice the `N` would have been half as many samples, so half the debt goes.
         while self.tokens < 0.0 && self.one_in < ONE_IN_MAX {
             self.one_in = self.one_in.saturating_mul(2).min(ONE_IN_MAX);
@@ -103,7 +106,7 @@ impl Control {
     /// the budget.
     pub(crate) fn raise(&mut self, requests: u64, span: Duration) {
         let secs = span.as_secs_f64().max(1e-9);
-        self.rate += (requests as f64 / secs - self.rate) * secs.min(1.0);
+        self.rate += (requests as f64 / secs - self.rate) * (secs / BURST_SECS).min(1.0);
         self.one_in = self.one_in.max(self.needed(self.rate));
     }
 
@@ -149,9 +152,9 @@ mod tests {
     #[test]
     fn every_request_is_sampled_below_the_budget() {
         let mut control = Control::new(Sampling::default(), Tick::ZERO);
-        control.raise(20_000, SECOND);
+        (0..100).for_each(|_| control.raise(20_000, SECOND));
         assert_eq!(control.one_in(), 1);
-        control.raise(20_001, SECOND);
+        (0..100).for_each(|_| control.raise(20_001, SECOND));
         assert_eq!(control.one_in(), 2);
     }
 
@@ -171,9 +174,9 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_of_a_second_s_budget_is_read_in_full_and_a_surge_raises_n_at_once() {
+    fn a_burst_is_read_in_full_from_the_saved_budget_and_a_surge_raises_n_at_once() {
         let mut control = Control::new(Sampling::Budget { per_sec: 1_000 }, Tick::ZERO);
-        (0..1_000).for_each(|_| control.spend(Tick(1), 1));
+        (0..3_000).for_each(|_| control.spend(Tick(1), 1));
         assert_eq!(control.one_in(), 1);
         control.spend(Tick(1), 1);
         assert_eq!(control.one_in(), 2);
