@@ -162,6 +162,7 @@ mod tests {
     fn a_rate_at_the_edge_does_not_move_n_every_window() {
         let mut control = Control::new(Sampling::default(), Tick::ZERO);
         let mut changes = 0;
+        (0..30).for_each(|_| control.raise(200_000, SECOND));
         for window in 0..1_000u64 {
             let before = control.one_in();
             let requests = 200_000 + (window * 7_919) % 10_000 - 5_000;
