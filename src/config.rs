@@ -1,5 +1,6 @@
 //! How a handle is built: one options struct per mechanism, checked when everything is known.
 
+use crate::adds::Adds;
 use crate::engine::data::near::Policy;
 use crate::error::{Error, Result};
 use crate::heatsink::Heatsink;
@@ -175,6 +176,7 @@ impl Loads {
 pub(crate) struct Options {
     pub(crate) near: NearCache,
     pub(crate) loads: Loads,
+    pub(crate) adds: Adds,
     pub(crate) policy: Policy,
     pub(crate) seed: u64,
     /// Handles per hot entry: a power of two, at least the number of cores.
@@ -197,6 +199,7 @@ pub struct Builder {
     store: Arc<dyn DynStore>,
     near: NearCache,
     loads: Loads,
+    adds: Adds,
     runtime: Option<Arc<dyn Runtime>>,
     seed: Option<u64>,
     cores: Option<NonZeroUsize>,
@@ -208,6 +211,7 @@ impl Builder {
             store: Arc::new(store),
             near: NearCache::default(),
             loads: Loads::default(),
+            adds: Adds::default(),
             runtime: None,
             seed: None,
             cores: None,
@@ -223,6 +227,12 @@ impl Builder {
     /// Limits of loads.
     pub fn loads(mut self, loads: Loads) -> Builder {
         self.loads = loads;
+        self
+    }
+
+    /// How counters behave.
+    pub fn adds(mut self, adds: Adds) -> Builder {
+        self.adds = adds;
         self
     }
 
@@ -252,6 +262,7 @@ impl Builder {
     /// [`Config`](crate::ErrorKind::Config) names the options that contradict each other.
     pub fn build(self) -> Result<Heatsink> {
         self.near.check()?;
+        self.adds.check()?;
         if self.loads.timeout.is_zero() || self.loads.waiters_max == 0 {
             return Err(Error::config("Loads::timeout and Loads::waiters_max must not be zero"));
         }
@@ -271,6 +282,7 @@ impl Builder {
             policy,
             near: self.near,
             loads: self.loads,
+            adds: self.adds,
             seed: self.seed.unwrap_or_else(runtime::wall_seed),
             stripes: cores.next_power_of_two().min(64),
         };

@@ -430,7 +430,7 @@ impl Heatsink {
         }))
     }
 
-    async fn join_or_lead(
+    pub(crate) async fn join_or_lead(
         &self,
         hash: u64,
         key: Key,

@@ -24,16 +24,20 @@
 //! | rustix | the coarse clock, without `unsafe` |
 //! | tokio (feature) | tasks where the caller runs |
 
+mod adds;
+mod batch;
 pub mod blocking;
 mod call;
 mod cell;
 mod config;
 mod control;
+mod counter;
 mod driver;
 pub mod engine;
 mod error;
 mod heatsink;
 pub mod key;
+mod names;
 mod read;
 pub mod runtime;
 mod sample;
@@ -47,8 +51,10 @@ mod typed;
 mod value;
 mod write;
 
+pub use adds::{AddStats, Adds};
 pub use config::{Builder, Loads, NearCache};
 pub use control::{CachedValue, Control, Explanation, Rule, Treatment};
+pub use counter::{Counter, GrowOnly, Sum};
 pub use error::{Error, ErrorKind, Outcome, Result, Retry};
 pub use heatsink::Heatsink;
 pub use key::Key;

@@ -4,6 +4,7 @@
 //! the index, its cell and the `hot` line, all of them read-only. Everything else goes through the
 //! lock of the key's stripe: so what the gate decides and what the cell shows change together.
 
+use crate::adds::Counters;
 use crate::call::{Outcome, Ticket, Waiter};
 use crate::cell::{Cell, Entry, Index, Refused, Shown, Used};
 use crate::config::Options;
@@ -53,6 +54,7 @@ pub(crate) struct Shared {
     pub(crate) books: SharedBooks,
     /// What the operator has said; also the lock under which the index is replaced.
     pub(crate) steering: parking_lot::Mutex<Steering>,
+    pub(crate) counters: Counters,
     dice: AtomicU64,
     /// How many values were not cached because the hot tier had no room.
     refused_full: AtomicU64,
@@ -98,6 +100,7 @@ impl Shared {
             runtime,
             books: SharedBooks::default(),
             steering: parking_lot::Mutex::default(),
+            counters: Counters::new(),
             dice: AtomicU64::new(seed),
             refused_full: AtomicU64::new(0),
             refused_older: AtomicU64::new(0),

@@ -21,6 +21,7 @@ pub(crate) trait DynStore: Send + Sync + 'static {
         ttl: Option<Duration>,
     ) -> BoxFuture<'static, Result<()>>;
     fn delete_many(self: Arc<Self>, keys: Vec<Key>) -> BoxFuture<'static, Vec<Result<bool>>>;
+    fn add(self: Arc<Self>, key: Key, amount: i64) -> BoxFuture<'static, Result<i64>>;
     fn shard_of(&self, key: &[u8]) -> Option<u32>;
     fn max_in_flight_time(&self) -> Duration;
 }
@@ -48,6 +49,10 @@ impl<S: Store> DynStore for S {
 
     fn delete_many(self: Arc<Self>, keys: Vec<Key>) -> BoxFuture<'static, Vec<Result<bool>>> {
         Box::pin(async move { Store::delete_many(&*self, &keys).await })
+    }
+
+    fn add(self: Arc<Self>, key: Key, amount: i64) -> BoxFuture<'static, Result<i64>> {
+        Box::pin(async move { Store::add(&*self, &key, amount).await })
     }
 
     fn shard_of(&self, key: &[u8]) -> Option<u32> {
