@@ -77,6 +77,7 @@ impl Heatsink {
     pub(crate) async fn sum_of(
         &self,
         cell: &Arc<Cell>,
+        part: Part,
         max_age: Duration,
         load: impl FnOnce() -> BoxFuture<'static, Result<i64>> + Send + 'static,
     ) -> Result<Sum> {
@@ -92,7 +93,7 @@ impl Heatsink {
         count(&shared.counters.tallies.sums_loaded, 1);
         self.sampled(shared.sampler.due(), cell.hash, &cell.key, Seen::Load);
         // A name of its own: adds go on all the time, and void no load of the sum.
-        let name = Part::Sum.of(&cell.key);
+        let name = part.of(&cell.key);
         let from = From::loader(|| async move {
             let total = load().await?;
             let stored = Some(Stored::new(total.to_string()));
@@ -187,7 +188,7 @@ impl Counter {
     pub async fn sum_with(&self, max_age: Duration) -> Result<Sum> {
         let (store, key) = (self.hs.shared().store.clone(), self.cell.key.clone());
         let load = move || -> BoxFuture<'static, _> { Box::pin(load_integer(store, key)) };
-        self.hs.sum_of(&self.cell, max_age, load).await
+        self.hs.sum_of(&self.cell, Part::Sum, max_age, load).await
     }
 }
 

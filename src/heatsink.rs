@@ -45,6 +45,12 @@ struct Handle {
     driver: DriverHandle,
 }
 
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.counters.release(&self.shared);
+    }
+}
+
 impl Heatsink {
     /// Wraps `store` with all defaults.
     ///
@@ -331,11 +337,15 @@ impl Heatsink {
         Stats::collect(&self.0.shared)
     }
 
-    /// Stops the driver. Handles that are left behave like the bare client.
+    /// Flushes what buffered counters hold, and stops the driver. Handles that are left behave
+    /// like the bare client. What cannot be flushed within
+    /// [`Loads::timeout`](crate::Loads::timeout) is lost, and
+    /// [`Adds::on_lost`](crate::Adds::on_lost) is told so.
     ///
     /// # Cancel safety
-    /// Does its work on the first poll.
+    /// Dropped before its end, it has stopped nothing but buffering; call it again.
     pub async fn shutdown(&self) {
+        self.0.shared.counters.drain(&self.0.shared).await;
         self.0.driver.stop(&self.0.shared);
     }
 

@@ -27,6 +27,8 @@
 mod adds;
 mod batch;
 pub mod blocking;
+mod buffer;
+mod buffered;
 mod call;
 mod cell;
 mod config;
@@ -37,6 +39,7 @@ pub mod engine;
 mod error;
 mod heatsink;
 pub mod key;
+mod lanes;
 mod names;
 mod read;
 pub mod runtime;
@@ -51,13 +54,18 @@ mod typed;
 mod value;
 mod write;
 
-pub use adds::{AddStats, Adds};
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub use adds::Mutant;
+pub use adds::{AddStats, Adds, AtCap};
+pub use buffered::Buffered;
 pub use config::{Builder, Loads, NearCache};
 pub use control::{CachedValue, Control, Explanation, Rule, Treatment};
 pub use counter::{Counter, GrowOnly, Sum};
 pub use error::{Error, ErrorKind, Outcome, Result, Retry};
 pub use heatsink::Heatsink;
 pub use key::Key;
+pub use lanes::Parts;
 pub use read::{IntoStored, Loadable, Read};
 pub use stats::Stats;
 pub use store::{Capability, Store};

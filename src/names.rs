@@ -11,6 +11,8 @@ use crate::key::Key;
 pub(crate) enum Part {
     /// Never stored: the flight that loads the sum of a counter.
     Sum,
+    /// Never stored: the flight that loads the sum of a buffered counter.
+    LaneSum,
     /// Who holds which lane.
     Roster,
     /// The lane with this number, of this generation.
@@ -25,6 +27,7 @@ impl Part {
         let tag = mix(fnv1a_64(key));
         let head = match self {
             Part::Sum => format!("{{hs:{tag:016x}}}sum:"),
+            Part::LaneSum => format!("{{hs:{tag:016x}}}lanes:"),
             Part::Roster => format!("{{hs:{tag:016x}}}roster:"),
             Part::Lane { generation, lane } => {
                 format!("{{hs:{tag:016x}}}lane.{generation}.{lane}:")
@@ -61,6 +64,7 @@ mod tests {
         for key in ["likes", "{post:9}likes", "{}", "}{", ""] {
             let parts = [
                 Part::Sum,
+                Part::LaneSum,
                 Part::Roster,
                 Part::Lane { generation: 1, lane: 0 },
                 Part::Lane { generation: 1, lane: 10 },

@@ -86,6 +86,7 @@ impl Shared {
     ) -> Shared {
         let clock = runtime.clock();
         let seed = options.seed;
+        let counters = Counters::new(seed, options.adds.writer.as_deref());
         Shared {
             hot: HotLine { epoch: AtomicU64::new(0), index_until: AtomicU64::new(0) },
             index: ArcSwap::from_pointee(Index::default()),
@@ -100,7 +101,7 @@ impl Shared {
             runtime,
             books: SharedBooks::default(),
             steering: parking_lot::Mutex::default(),
-            counters: Counters::new(),
+            counters,
             dice: AtomicU64::new(seed),
             refused_full: AtomicU64::new(0),
             refused_older: AtomicU64::new(0),
@@ -127,7 +128,7 @@ impl Shared {
     }
 
     /// 64 bits that differ from call to call, drawn from the seed (splitmix64).
-    fn roll(&self) -> u64 {
+    pub(crate) fn roll(&self) -> u64 {
         let mut z = self.dice.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -99,6 +99,14 @@ pub struct Held {
     doubt: Option<(u64, i64)>,
 }
 
+impl Held {
+    /// The lane's total as far as it is known to be stored.
+    #[must_use]
+    pub fn stored(&self) -> i64 {
+        self.stored
+    }
+}
+
 /// A flush to be sent.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Flush {
