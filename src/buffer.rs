@@ -1,40 +1,24 @@
-//! The buffer of one counter in this process, and the task that flushes it.
+//! The buffer of one counter in this process.
 //!
 //! An add touches the stripe of its thread and reads one line that is seldom written. Everything
-//! else takes the lock: the task collects the stripes, hands them to the engine's writer, and sends
-//! what that decides. The task belongs to the runtime of whoever started it; when it dies with it,
-//! or ends because there was nothing to do, the next add starts another.
+//! else takes the lock.
 
 use crate::adds::{Cell, count};
-use crate::batch::{self, Letter, bounded};
+use crate::batch::{Letter, bounded};
 use crate::buffered::Admitted;
 use crate::cell::thread_ordinal;
-use crate::engine::control::lanes::{Ended, Flush, Writer};
-use crate::engine::control::roster::Place;
-use crate::engine::time::{Tick, nanos};
-use crate::error::{Error, ErrorKind, Outcome, Result};
+use crate::engine::control::lanes::Writer;
+use crate::engine::time::Tick;
+use crate::error::{Error, ErrorKind, Result};
+use crate::flusher;
 use crate::key::Key;
-use crate::lanes::{Lanes, ask, overflow};
-use crate::runtime::BoxFuture;
+use crate::lanes::{Lanes, overflow};
 use crate::shared::Shared;
 use crate::sync::Mutex;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
-use std::task::{Poll, Waker};
-use std::time::Duration;
-
-/// Intervals without an add after which the task ends.
-const IDLE_INTERVALS: u32 = 20;
-
-/// Attempts to flush after the last handle of the instance is gone.
-const LAST_ATTEMPTS: u32 = 3;
-
-/// Lanes that one flush tries in a row.
-const REFUSALS: u32 = 3;
-
-/// A writer without a lane looks for one this often.
-const SEARCH_AGAIN: Duration = Duration::from_secs(30);
+use std::task::Waker;
 
 /// Adds go to the stripes.
 const OPEN: u8 = 0;
@@ -62,29 +46,29 @@ pub(crate) struct Buffer {
     pub(crate) lanes: Arc<Lanes>,
     /// What is known of the sum.
     pub(crate) sums: Arc<Cell>,
-    core: Mutex<Core>,
+    pub(crate) core: Mutex<Core>,
 }
 
-struct Core {
-    writer: Writer,
-    waiters: Vec<(u64, Arc<Letter>)>,
-    name: String,
+pub(crate) struct Core {
+    pub(crate) writer: Writer,
+    pub(crate) waiters: Vec<(u64, Arc<Letter>)>,
+    pub(crate) name: String,
     /// The store can keep lanes.
-    laned: bool,
+    pub(crate) laned: bool,
     /// A task runs.
-    running: bool,
+    pub(crate) running: bool,
     /// Somebody wants a flush now.
-    kicked: bool,
-    waker: Option<Waker>,
+    pub(crate) kicked: bool,
+    pub(crate) waker: Option<Waker>,
     /// More is pending than the cap allows.
     full: bool,
     /// No lane was left: when that was found out.
-    laneless: Option<Tick>,
+    pub(crate) laneless: Option<Tick>,
     /// Shut down: adds go through.
-    closed: bool,
+    pub(crate) closed: bool,
     /// The last handle of the instance is gone.
-    released: bool,
-    attempts: u32,
+    pub(crate) released: bool,
+    pub(crate) attempts: u32,
 }
 
 impl Buffer {
@@ -156,7 +140,7 @@ impl Buffer {
 
     /// Moves the stripes to the writer; the flush that will carry them, if there is anything to
     /// flush.
-    fn collect(&self, shared: &Arc<Shared>, core: &mut Core) -> Option<u64> {
+    pub(crate) fn collect(&self, shared: &Arc<Shared>, core: &mut Core) -> Option<u64> {
         for stripe in &self.stripes {
             if stripe.0.load(Ordering::SeqCst) == 0 {
                 continue;
@@ -174,7 +158,7 @@ impl Buffer {
         core.writer.unsettled()
     }
 
-    fn publish(&self, core: &Core) {
+    pub(crate) fn publish(&self, core: &Core) {
         let locked = core.full || core.laneless.is_some() || core.closed;
         let mode = if locked {
             LOCKED
@@ -188,8 +172,7 @@ impl Buffer {
 
     fn start(self: &Arc<Self>, shared: &Arc<Shared>, starts: bool) {
         if starts {
-            let task = Running { shared: shared.clone(), buffer: self.clone() };
-            shared.runtime.spawn(task.run());
+            shared.runtime.spawn(flusher::run(shared.clone(), self.clone()));
         }
     }
 
@@ -318,7 +301,7 @@ impl Buffer {
         self.lose(shared, lost);
     }
 
-    fn lose(&self, shared: &Arc<Shared>, amount: i64) {
+    pub(crate) fn lose(&self, shared: &Arc<Shared>, amount: i64) {
         if amount != 0 {
             count(&shared.counters.tallies.lost, amount.unsigned_abs());
             if let Some(on_lost) = &shared.options.adds.on_lost {
@@ -328,7 +311,7 @@ impl Buffer {
     }
 
     /// Tells those whose flush has ended.
-    fn tell(&self, shared: &Arc<Shared>) {
+    pub(crate) fn tell(&self, shared: &Arc<Shared>) {
         let mut core = self.core.lock();
         let Core { writer, waiters, .. } = &mut *core;
         let mut told = Vec::new();
@@ -350,156 +333,6 @@ impl Buffer {
     fn doubtful(&self) -> Error {
         let text = "it cannot be told whether the flush that carried the add was stored";
         Error::unknown(ErrorKind::Store, text).with_key(&self.key)
-    }
-
-    /// One flush, with whatever has to come before it; whether there is nothing left to flush. A
-    /// lane that was taken away is replaced at once.
-    async fn flush(self: &Arc<Self>, shared: &Arc<Shared>) -> bool {
-        for _ in 0..REFUSALS {
-            let clean = self.flush_once(shared).await;
-            if clean || self.core.lock().writer.fenced().is_none() {
-                return clean;
-            }
-        }
-        false
-    }
-
-    async fn flush_once(self: &Arc<Self>, shared: &Arc<Shared>) -> bool {
-        let (dirty, laned, held) = {
-            let mut core = self.core.lock();
-            core.kicked = false;
-            let dirty = self.collect(shared, &mut core).is_some();
-            self.publish(&core);
-            (dirty, core.laned, core.writer.held().is_some())
-        };
-        if !dirty && (self.core.lock().laneless.is_none() || !self.search_due(shared)) {
-            return true;
-        }
-        if !laned {
-            return self.flush_by_add(shared).await;
-        }
-        if !held {
-            match self.find_lane(shared).await {
-                Ok(true) => {}
-                Ok(false) => return self.flush_by_add(shared).await,
-                Err(_) => {
-                    count(&shared.counters.tallies.flushes_failed, 1);
-                    return false;
-                }
-            }
-        }
-        let begun = self.core.lock().writer.begin();
-        let Some(flush) = begun else { return !dirty };
-        let ended = self.send(shared, flush).await;
-        if ended != Ended::Applied {
-            count(&shared.counters.tallies.flushes_failed, 1);
-        }
-        self.tell(shared);
-        self.core.lock().writer.unsettled().is_none()
-    }
-
-    async fn send(self: &Arc<Self>, shared: &Arc<Shared>, flush: Flush) -> Ended {
-        let mut under_way = UnderWay { buffer: self, ended: Ended::Unknown };
-        let name = self.lanes.name(flush.held.generation, flush.held.lane);
-        count(&shared.counters.tallies.flushes, 1);
-        #[cfg(feature = "testing")]
-        if let Some(ended) = shared.counters.send_broken(shared, &flush, (&self.key, &name)).await {
-            under_way.ended = ended;
-            return ended;
-        }
-        let bytes = flush.value.encode().into();
-        let put = shared.store.clone().put_if_newer(name, flush.version, bytes, None);
-        under_way.ended = match ask(shared, put).await {
-            Ok(true) => Ended::Applied,
-            Ok(false) => Ended::Refused,
-            Err(error) if error.is_unknown() => Ended::Unknown,
-            Err(_) => Ended::NotApplied,
-        };
-        under_way.ended
-    }
-
-    fn search_due(&self, shared: &Arc<Shared>) -> bool {
-        let laneless = self.core.lock().laneless;
-        laneless.is_none_or(|since| shared.clock.now().since(since) >= SEARCH_AGAIN)
-    }
-
-    /// Sees to it that this writer holds a lane; false when there is none.
-    async fn find_lane(self: &Arc<Self>, shared: &Arc<Shared>) -> Result<bool> {
-        let fenced = self.core.lock().writer.fenced().copied();
-        if let Some(held) = fenced {
-            let value = self.lanes.read_lane(shared, held.generation, held.lane).await?;
-            let unknown = self.core.lock().writer.resolve(value.as_ref());
-            self.lose(shared, unknown);
-            self.tell(shared);
-            let name = self.core.lock().name.clone();
-            let place = self.lanes.place_of(&name);
-            if place == Some((held.generation, Place::Mine(held.lane))) {
-                // Somebody else goes by this writer's name. Two that take one lane from each other
-                // would go on for ever.
-                self.core.lock().name = shared.counters.another_name(shared);
-                count(&shared.counters.tallies.lanes_taken_over, 1);
-            }
-        }
-        if !self.search_due(shared) {
-            return Ok(false);
-        }
-        let (name, again) = {
-            let core = self.core.lock();
-            (core.name.clone(), core.laneless.is_some())
-        };
-        let claim = self.lanes.claim(shared, &name, again).await?;
-        let mut core = self.core.lock();
-        match &claim {
-            Some(c) => {
-                core.writer.claimed(c.generation, c.lane, c.incarnation, &c.value);
-                core.laneless = None;
-            }
-            None => core.laneless = Some(shared.clock.now()),
-        }
-        self.publish(&core);
-        Ok(claim.is_some())
-    }
-
-    /// Everything pending as one add to the plain counter under the key.
-    async fn flush_by_add(self: &Arc<Self>, shared: &Arc<Shared>) -> bool {
-        let begun = self.core.lock().writer.begin_add();
-        let Some(amount) = begun else { return true };
-        let mut under_way = AddUnderWay { buffer: self, shared, ended: Ended::Unknown };
-        count(&shared.counters.tallies.flushes, 1);
-        let cell = shared.counters.cell(self.hash, &self.key);
-        under_way.ended = match batch::add(shared, &cell, amount).await {
-            Ok(()) => Ended::Applied,
-            Err(error) if error.outcome() == Outcome::Unknown => Ended::Unknown,
-            Err(_) => Ended::NotApplied,
-        };
-        drop(under_way);
-        self.tell(shared);
-        self.core.lock().writer.unsettled().is_none()
-    }
-}
-
-/// Ends the flush under way, also when its task is dropped.
-struct UnderWay<'a> {
-    buffer: &'a Buffer,
-    ended: Ended,
-}
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        self.buffer.core.lock().writer.end(self.ended);
-    }
-}
-
-struct AddUnderWay<'a> {
-    buffer: &'a Buffer,
-    shared: &'a Arc<Shared>,
-    ended: Ended,
-}
-
-impl Drop for AddUnderWay<'_> {
-    fn drop(&mut self) {
-        let unknown = self.buffer.core.lock().writer.end_add(self.ended);
-        self.buffer.lose(self.shared, unknown);
     }
 }
 
@@ -533,89 +366,5 @@ impl Core {
 fn wake(waker: Option<Waker>) {
     if let Some(waker) = waker {
         waker.wake();
-    }
-}
-
-/// The task of one buffer.
-struct Running {
-    shared: Arc<Shared>,
-    buffer: Arc<Buffer>,
-}
-
-impl Running {
-    fn run(self) -> BoxFuture<'static, ()> {
-        Box::pin(async move {
-            let shared = &self.shared;
-            let every = shared.options.adds.flush_every;
-            // A phase of its own: the flushes of a fleet do not come together, also when all of
-            // its processes were started at once. A jitter of each interval would add nothing but
-            // delay.
-            let phase = (u128::from(shared.roll()) * u128::from(nanos(every))) >> 64;
-            let mut next = shared.clock.now().after(Duration::from_nanos(phase as u64 + 1));
-            let mut idle = 0;
-            loop {
-                self.sleep_until(next).await;
-                let now = shared.clock.now();
-                if now >= next {
-                    let late = nanos(now.since(next)) / nanos(every).max(1) + 1;
-                    next =
-                        next.after(every.saturating_mul(u32::try_from(late).unwrap_or(u32::MAX)));
-                }
-                let clean = self.buffer.flush(shared).await;
-                idle = if clean { idle + 1 } else { 0 };
-                if self.ends(clean, idle) {
-                    return;
-                }
-            }
-        })
-    }
-
-    /// Until then, or until somebody wants a flush.
-    async fn sleep_until(&self, until: Tick) {
-        let wait = until.since(self.shared.clock.now());
-        let mut sleep = self.shared.runtime.sleep(wait);
-        poll_fn(|cx| {
-            let mut core = self.buffer.core.lock();
-            if core.kicked {
-                return Poll::Ready(());
-            }
-            core.waker = Some(cx.waker().clone());
-            drop(core);
-            sleep.as_mut().poll(cx)
-        })
-        .await;
-    }
-
-    fn ends(&self, clean: bool, idle: u32) -> bool {
-        let mut core = self.buffer.core.lock();
-        if core.released {
-            core.attempts += 1;
-            return clean || core.attempts >= LAST_ATTEMPTS;
-        }
-        if idle < IDLE_INTERVALS && !(core.closed && clean) {
-            return false;
-        }
-        core.running = false;
-        self.buffer.publish(&core);
-        if self.buffer.collect(&self.shared, &mut core).is_none() {
-            return true;
-        }
-        // An add came just now.
-        core.running = true;
-        self.buffer.publish(&core);
-        false
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let mut core = self.buffer.core.lock();
-        core.running = false;
-        let released = core.released;
-        self.buffer.publish(&core);
-        drop(core);
-        if released {
-            self.buffer.give_up(&self.shared);
-        }
     }
 }

@@ -37,6 +37,7 @@ mod counter;
 mod driver;
 pub mod engine;
 mod error;
+mod flusher;
 mod heatsink;
 pub mod key;
 mod lanes;

@@ -440,10 +440,10 @@ mod tests {
                 }
                 prop_assert!(lane.value.total() <= given, "more than was given");
             }
-            for p in 0..2 {
-                for flush in std::mem::take(&mut all[p].wire) {
+            for process in &mut all {
+                for flush in std::mem::take(&mut process.wire) {
                     lane.put(&flush);
-                    all[p].answer(&flush, Ended::Unknown);
+                    process.answer(&flush, Ended::Unknown);
                 }
             }
             for process in &mut all {
