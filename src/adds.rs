@@ -417,7 +417,7 @@ impl Counters {
             let delta = flush.value.total() - flush.held.stored();
             ask(shared, store.add(key.clone(), delta)).await.map(|_| true)
         } else if self.is_broken(Mutant::NoIncarnation) {
-            let version = Version { incarnation: 1 << 32, seq: shared.clock.now().0 };
+            let version = Version { incarnation: (1 << 50) + shared.clock.now().0, seq: 0 };
             let bytes = flush.value.encode().into();
             ask(shared, store.put_if_newer(name.clone(), version, bytes, None)).await
         } else {

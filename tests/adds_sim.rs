@@ -20,7 +20,7 @@ use heatsink::store::MemoryStore;
 use heatsink::store::memory::{Fault, On, Op};
 use heatsink::testing::SimRuntime;
 use heatsink::{Adds, AtCap, Heatsink, Loads, Mutant, Outcome};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -115,6 +115,23 @@ impl Books {
     }
 }
 
+/// What one process knows of its buffered adds.
+#[derive(Default)]
+struct Ledger {
+    /// Those whose call ended well.
+    done: AtomicI64,
+    /// Those that an acknowledged flush covers.
+    flushed: AtomicI64,
+    /// Those that were acknowledged one by one.
+    durable: AtomicI64,
+}
+
+impl Ledger {
+    fn acked(&self) -> i64 {
+        self.flushed.load(Ordering::Relaxed).max(self.durable.load(Ordering::Relaxed))
+    }
+}
+
 /// How often the interesting things happened.
 #[derive(Default, Debug)]
 struct Seen {
@@ -155,7 +172,7 @@ struct World {
     crashed: AtomicI64,
     left: AtomicI64,
     stop: AtomicBool,
-    born: AtomicU64,
+    ledgers: Mutex<Vec<Arc<Ledger>>>,
     /// Recent adds to the buffered counter: when, by whom, how much.
     recent: Mutex<Vec<(Tick, u64, i64)>>,
     failure: Mutex<Option<String>>,
@@ -178,7 +195,7 @@ impl World {
             crashed: AtomicI64::new(0),
             left: AtomicI64::new(ops),
             stop: AtomicBool::new(false),
-            born: AtomicU64::new(0),
+            ledgers: Mutex::default(),
             recent: Mutex::new(Vec::new()),
             failure: Mutex::new(None),
         })
@@ -226,14 +243,21 @@ impl World {
             self.fail(format!("coalesced: acked {acked} <= total {plain} <= given {given}"));
         }
         let total = self.buffered_now();
-        let (acked, given) = (load(&self.buffered.acked), load(&self.buffered.given));
+        let acked: i64 = self.ledgers.lock().unwrap().iter().map(|l| l.acked()).sum();
+        // What a process gave up as in doubt may be missing from what it flushed later.
+        let (acked, given) = (acked - load(&self.said), load(&self.buffered.given));
         if total < acked || total > given {
             self.fail(format!("buffered: acked {acked} <= total {total} <= given {given}"));
         }
     }
 
     fn spawn(self: &Arc<Self>, name: usize) -> Process {
-        let born = self.born.fetch_add(1, Ordering::Relaxed);
+        let ledger = Arc::new(Ledger::default());
+        let born = {
+            let mut ledgers = self.ledgers.lock().unwrap();
+            ledgers.push(ledger.clone());
+            ledgers.len() as u64
+        };
         let seed = self.rt.draw(u64::MAX);
         let rt = SimRuntime::with_clock(seed, self.rt.clock());
         let said = self.said.clone();
@@ -260,12 +284,14 @@ impl World {
         }
         for _ in 0..options.adders {
             let (world, hs, own) = (self.clone(), hs.clone(), rt.clone());
-            rt.spawn(async move { world.adder(hs, own, born).await });
+            let ledger = ledger.clone();
+            rt.spawn(async move { world.adder(hs, own, (born, ledger)).await });
         }
         Process { rt, hs, name, born, slept: false, asleep: Tick::ZERO }
     }
 
-    async fn adder(self: Arc<Self>, hs: Heatsink, rt: SimRuntime, born: u64) {
+    async fn adder(self: Arc<Self>, hs: Heatsink, rt: SimRuntime, me: (u64, Arc<Ledger>)) {
+        let (born, ledger) = me;
         let plain = hs.counter("p");
         let Ok(buffered) = hs.buffered("b") else { return };
         while !self.stop.load(Ordering::Relaxed) {
@@ -283,9 +309,18 @@ impl World {
                     self.gave(born, n);
                     let answer = buffered.add_durable(n).await;
                     self.buffered.end(n, &answer, true);
+                    if answer.is_ok() {
+                        ledger.done.fetch_add(n, Ordering::Relaxed);
+                        ledger.durable.fetch_add(n, Ordering::Relaxed);
+                    }
                 }
-                5 if self.rt.draw(4) == 0 => drop(buffered.flush().await),
-                5 if self.rt.draw(4) == 0 => {
+                5 => {
+                    let done = ledger.done.load(Ordering::Relaxed);
+                    if buffered.flush().await.is_ok() {
+                        ledger.flushed.fetch_max(done, Ordering::Relaxed);
+                    }
+                }
+                6 if self.rt.draw(4) == 0 => {
                     if let Ok(sum) = buffered.sum_with(Duration::ZERO).await
                         && sum.total() > self.buffered.given.load(Ordering::Relaxed)
                     {
@@ -296,6 +331,9 @@ impl World {
                     self.gave(born, n);
                     let answer = buffered.add(n).await;
                     self.buffered.end(n, &answer, false);
+                    if answer.is_ok() {
+                        ledger.done.fetch_add(n, Ordering::Relaxed);
+                    }
                 }
             }
             if self.rt.draw(8) == 0 {
