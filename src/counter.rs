@@ -2,6 +2,7 @@
 
 use crate::adds::{self, AddStats, Cell, count};
 use crate::batch;
+use crate::engine::data::approx;
 use crate::error::{Error, ErrorKind, Result};
 use crate::heatsink::Heatsink;
 use crate::key::Key;
@@ -64,6 +65,11 @@ impl Heatsink {
     /// The counter under `key` as one that only grows.
     pub fn grow_only(&self, key: impl AsRef<[u8]>) -> GrowOnly {
         GrowOnly(self.counter(key))
+    }
+
+    /// The counter under `key`, counted for display: one add in `one_in` is made, by `one_in`.
+    pub fn approximate(&self, key: impl AsRef<[u8]>, one_in: u32) -> Approximate {
+        Approximate { counter: self.counter(key), one_in: one_in.max(1) }
     }
 
     /// Plain numbers about the counters of this instance.
@@ -195,6 +201,91 @@ impl Counter {
 impl fmt::Debug for Counter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Counter").field("key", &self.cell.key).finish()
+    }
+}
+
+/// A counter for display: views, plays. Made by [`Heatsink::approximate`].
+///
+/// The store gets one add in `one_in`, so its sum is off by some hundredths, as
+/// [`Estimate::standard_error`] says, and a small count may read zero. Whoever adds to the key must
+/// use the same `one_in` for that error to hold.
+///
+/// # Example
+/// ```
+/// # use heatsink::{Heatsink, rounded, store::MemoryStore};
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let hs = Heatsink::builder(MemoryStore::new(8)).seed(1).build()?;
+/// let views = hs.approximate("post:9:views", 10);
+/// for _ in 0..10_000 {
+///     views.add().await?;
+/// }
+/// let about = views.sum().await?;
+/// assert!((about.total() as f64 - 10_000.0).abs() < 5.0 * about.standard_error());
+/// println!("{} views", rounded(about.total()));
+/// # Ok::<(), heatsink::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct Approximate {
+    counter: Counter,
+    one_in: u32,
+}
+
+/// An approximate sum, and how far off it may be.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Estimate {
+    sum: Sum,
+    standard_error: f64,
+}
+
+impl Estimate {
+    /// The best guess.
+    #[must_use]
+    pub fn total(&self) -> i64 {
+        self.sum.total
+    }
+
+    /// The standard error: the true count is within one of it two times in three, within two of it
+    /// nineteen times in twenty.
+    #[must_use]
+    pub fn standard_error(&self) -> f64 {
+        self.standard_error
+    }
+
+    /// How old it was when it was served, counted from the start of its load.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        self.sum.age
+    }
+}
+
+impl Approximate {
+    /// Counts one.
+    ///
+    /// # Cost
+    /// Store operations: 1 in `one_in`, combined as those of [`Counter::add`]; else 0.
+    ///
+    /// # Cancel safety
+    /// As [`Counter::add`].
+    ///
+    /// # Errors
+    /// As [`Counter::add`].
+    pub async fn add(&self) -> Result<()> {
+        match approx::draw(self.one_in, self.counter.hs.shared().roll()) {
+            Some(n) => self.counter.add(n).await,
+            None => Ok(()),
+        }
+    }
+
+    /// The estimated count, with its error.
+    ///
+    /// # Staleness, Cost, Cancel safety
+    /// As [`Counter::sum`].
+    ///
+    /// # Errors
+    /// As [`Counter::sum`].
+    pub async fn sum(&self) -> Result<Estimate> {
+        let sum = self.counter.sum().await?;
+        Ok(Estimate { sum, standard_error: approx::standard_error(sum.total, self.one_in) })
     }
 }
 

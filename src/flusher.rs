@@ -108,12 +108,12 @@ impl Buffer {
     async fn find_lane(self: &Arc<Self>, shared: &Arc<Shared>) -> Result<bool> {
         let fenced = self.core.lock().writer.fenced().copied();
         if let Some(held) = fenced {
+            let name = self.core.lock().name.clone();
+            let place = self.lanes.place_of(shared, &name).await?;
             let value = self.lanes.read_lane(shared, held.generation, held.lane).await?;
             let unknown = self.core.lock().writer.resolve(value.as_ref());
             self.lose(shared, unknown);
             self.tell(shared);
-            let name = self.core.lock().name.clone();
-            let place = self.lanes.place_of(&name);
             if place == Some((held.generation, Place::Mine(held.lane))) {
                 // Somebody else goes by this writer's name. Two that take one lane from each other
                 // would go on for ever.
@@ -214,8 +214,10 @@ impl Running {
                 let late = nanos(now.since(next)) / nanos(every).max(1) + 1;
                 next = next.after(every.saturating_mul(u32::try_from(late).unwrap_or(u32::MAX)));
             }
+            let before = self.buffer.core.lock().writer.flushes();
             let clean = self.buffer.flush(shared).await;
-            idle = if clean { idle + 1 } else { 0 };
+            let flushed = self.buffer.core.lock().writer.flushes() != before;
+            idle = if clean && !flushed { idle + 1 } else { 0 };
             if self.ends(clean, idle) {
                 return;
             }

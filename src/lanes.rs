@@ -98,10 +98,14 @@ impl Lanes {
         Part::Lane { generation, lane }.of(&self.key)
     }
 
-    /// The generation written to and how `writer` stands in it, in the newest record seen.
-    pub(crate) fn place_of(&self, writer: &str) -> Option<(u64, Place)> {
-        let known = self.roster.lock();
-        known.as_ref().map(|(_, roster)| (roster.generation, roster.place(writer)))
+    /// The generation written to, and how `writer` stands in it.
+    pub(crate) async fn place_of(
+        &self,
+        shared: &Arc<Shared>,
+        writer: &str,
+    ) -> Result<Option<(u64, Place)>> {
+        let now = self.load(shared).await?;
+        Ok(now.map(|(_, roster)| (roster.generation, roster.place(writer))))
     }
 
     fn remember(&self, bytes: Bytes) -> Result<Roster> {

@@ -516,3 +516,18 @@ fn adds_of_many_threads_are_all_there() {
     });
     assert_eq!((sum, likes.pending()), (800_000, 0));
 }
+
+/// A task that ends for want of work and starts again comes at another phase.
+#[test]
+fn a_counter_in_use_keeps_its_task_and_its_phase() {
+    let rig = Rig::new(24);
+    let likes = rig.process("a").buffered("k").unwrap();
+    ready(likes.add(1)).unwrap();
+    rig.rt.run_for(SEC);
+    let before = rig.writes();
+    for _ in 0..2_000 {
+        ready(likes.add(1)).unwrap();
+        rig.rt.run_for(50 * MS);
+    }
+    assert_eq!(rig.writes() - before, 200);
+}

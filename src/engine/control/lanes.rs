@@ -177,6 +177,12 @@ impl Writer {
         self.pending
     }
 
+    /// How many flushes have begun so far.
+    #[must_use]
+    pub fn flushes(&self) -> u64 {
+        self.number
+    }
+
     /// The flush whose end settles everything given so far; `None` when that is settled.
     #[must_use]
     pub fn unsettled(&self) -> Option<u64> {
