@@ -3,6 +3,7 @@
 //! # Map of the modules
 //!
 //! - [`Heatsink`]: the handle a service calls; [`blocking`] for plain threads, [`Typed`] for types.
+//! - [`Counter`], [`Buffered`]: adds that combine; [`Adds`]: their options.
 //! - [`store`]: what heatsink needs from a store, and the embedded one.
 //! - [`Control`]: pins, denials, [`Explanation`]; [`Stats`]: plain numbers.
 //! - [`engine`]: the decisions, pure: no clock, lock, thread or await. *The engine decides, the
