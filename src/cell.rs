@@ -312,7 +312,7 @@ thread_local! {
 
 /// A small number for this thread; neighbours in age get neighbouring numbers.
 #[inline]
-fn thread_ordinal() -> usize {
+pub(crate) fn thread_ordinal() -> usize {
     static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
     ORDINAL.with(|cell| {
         if cell.get() == usize::MAX {

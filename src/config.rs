@@ -1,5 +1,6 @@
 //! How a handle is built: one options struct per mechanism, checked when everything is known.
 
+use crate::adds::Adds;
 use crate::engine::control::sampling::Sampling;
 use crate::engine::control::treat::{self, Ceiling};
 use crate::engine::control::{detect, steering};
@@ -333,6 +334,7 @@ impl Detect {
 pub(crate) struct Options {
     pub(crate) near: NearCache,
     pub(crate) loads: Loads,
+    pub(crate) adds: Adds,
     pub(crate) policy: Policy,
     pub(crate) steering: steering::Options,
     pub(crate) seed: u64,
@@ -357,6 +359,7 @@ pub struct Builder {
     near: NearCache,
     loads: Loads,
     detect: Detect,
+    adds: Adds,
     runtime: Option<Arc<dyn Runtime>>,
     seed: Option<u64>,
     cores: Option<NonZeroUsize>,
@@ -369,6 +372,7 @@ impl Builder {
             near: NearCache::default(),
             loads: Loads::default(),
             detect: Detect::default(),
+            adds: Adds::default(),
             runtime: None,
             seed: None,
             cores: None,
@@ -390,6 +394,12 @@ impl Builder {
     /// How hot keys are found.
     pub fn detect(mut self, detect: Detect) -> Builder {
         self.detect = detect;
+        self
+    }
+
+    /// How counters behave.
+    pub fn adds(mut self, adds: Adds) -> Builder {
+        self.adds = adds;
         self
     }
 
@@ -420,6 +430,7 @@ impl Builder {
     pub fn build(self) -> Result<Heatsink> {
         self.near.check()?;
         self.detect.check()?;
+        self.adds.check()?;
         if self.loads.timeout.is_zero() || self.loads.waiters_max == 0 {
             return Err(Error::config("Loads::timeout and Loads::waiters_max must not be zero"));
         }
@@ -440,6 +451,7 @@ impl Builder {
             steering: self.detect.options(&self.near),
             near: self.near,
             loads: self.loads,
+            adds: self.adds,
             seed: self.seed.unwrap_or_else(runtime::wall_seed),
             stripes: cores.next_power_of_two().min(64),
         };

@@ -49,6 +49,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         // What threads have kept of it is retired.
         self.shared.close();
+        self.shared.counters.release(&self.shared);
     }
 }
 
@@ -340,11 +341,15 @@ impl Heatsink {
         Stats::collect(&self.0.shared)
     }
 
-    /// Stops the driver. Handles that are left behave like the bare client.
+    /// Flushes what buffered counters hold, and stops the driver. Handles that are left behave
+    /// like the bare client. What cannot be flushed within
+    /// [`Loads::timeout`](crate::Loads::timeout) is lost, and
+    /// [`Adds::on_lost`](crate::Adds::on_lost) is told so.
     ///
     /// # Cancel safety
-    /// Does its work on the first poll.
+    /// Dropped before its end, it has stopped nothing but buffering; call it again.
     pub async fn shutdown(&self) {
+        self.0.shared.counters.drain(&self.0.shared).await;
         self.0.driver.stop(&self.0.shared);
     }
 
@@ -440,7 +445,7 @@ impl Heatsink {
         }))
     }
 
-    async fn join_or_lead(
+    pub(crate) async fn join_or_lead(
         &self,
         (hash, key): (u64, Key),
         max_age: Option<Duration>,

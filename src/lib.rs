@@ -3,6 +3,7 @@
 //! # Map of the modules
 //!
 //! - [`Heatsink`]: the handle a service calls; [`blocking`] for plain threads, [`Typed`] for types.
+//! - [`Counter`], [`Buffered`]: adds that combine; [`Adds`]: their options.
 //! - [`store`]: what heatsink needs from a store, and the embedded one.
 //! - [`HotList`]: who is hot; [`Control`]: pins, denials, schedules, [`Explanation`]; [`Stats`]:
 //!   plain numbers.
@@ -26,19 +27,27 @@
 //! | tokio (feature) | tasks where the caller runs |
 //! | metrics, tracing (features) | numbers and events to whatever the service has installed |
 
+mod adds;
+mod batch;
 pub mod blocking;
 mod bridge;
+mod buffer;
+mod buffered;
 mod call;
 mod cell;
 mod config;
 mod control;
+mod counter;
 mod driver;
 pub mod engine;
 mod error;
+mod flusher;
 mod heatsink;
 mod hotlist;
 mod kept;
 pub mod key;
+mod lanes;
+mod names;
 mod read;
 pub mod runtime;
 mod sample;
@@ -53,14 +62,22 @@ mod upkeep;
 mod value;
 mod write;
 
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub use adds::Mutant;
+pub use adds::{AddStats, Adds, AtCap};
+pub use buffered::Buffered;
 pub use config::{Builder, Detect, Loads, NearCache};
 pub use control::{CachedValue, Control, Explanation, Schedule};
+pub use counter::{Approximate, Counter, Estimate, GrowOnly, Sum};
 pub use engine::control::hotlist::{HotKey, HotList, Rule};
 pub use engine::control::treat::{Ceiling, Treatment};
+pub use engine::data::approx::rounded;
 pub use error::{Error, ErrorKind, Outcome, Result, Retry};
 pub use heatsink::Heatsink;
 pub use hotlist::HotListChanges;
 pub use key::Key;
+pub use lanes::Parts;
 pub use read::{IntoStored, Loadable, Read};
 pub use stats::Stats;
 pub use store::{Capability, Store};

@@ -36,8 +36,10 @@ pub(crate) enum Seen {
     Joined,
     /// Went to the store.
     Load,
-    /// A write.
+    /// A write to the store.
     Write,
+    /// A write that was taken into memory, to be flushed with others.
+    Held,
 }
 
 impl Seen {
@@ -67,7 +69,7 @@ impl Sample {
                 SampleKey::Inline(len, bytes) => &bytes[..usize::from(*len)],
                 SampleKey::Long(key) => key,
             },
-            write: self.seen == Seen::Write,
+            write: matches!(self.seen, Seen::Write | Seen::Held),
             weight: self.weight,
             loaded: matches!(self.seen, Seen::Load | Seen::Write),
             one_in: self.one_in,

@@ -5,6 +5,7 @@
 //! Everything else goes through the lock of the key's stripe: so what the gate decides and what
 //! the cell shows change together.
 
+use crate::adds::Counters;
 use crate::call::{Outcome, Ticket, Waiter};
 use crate::cell::{Entry, Handle, Index, Refused, Spread, Used};
 use crate::config::Options;
@@ -63,6 +64,7 @@ pub(crate) struct Shared {
     pub(crate) steering: parking_lot::Mutex<Steering>,
     /// Those who wait for the next hot list.
     pub(crate) followers: Followers,
+    pub(crate) counters: Counters,
     dice: AtomicU64,
     /// How many values were not cached because the hot tier had no room.
     pub(crate) refused_full: AtomicU64,
@@ -112,6 +114,7 @@ impl Shared {
         let clock = runtime.clock();
         let seed = options.seed;
         let steering = options.steering.clone();
+        let counters = Counters::new(seed, options.adds.writer.as_deref());
         Shared {
             hot: HotLine { epoch: AtomicU64::new(0), index_until: AtomicU64::new(0) },
             index: ArcSwap::from_pointee(Index::default()),
@@ -129,6 +132,7 @@ impl Shared {
             books: SharedBooks::default(),
             steering: parking_lot::Mutex::new(Steering::new(steering, seed)),
             followers: Followers::default(),
+            counters,
             dice: AtomicU64::new(seed),
             refused_full: AtomicU64::new(0),
             refused_older: AtomicU64::new(0),
@@ -167,7 +171,7 @@ impl Shared {
     }
 
     /// 64 bits that differ from call to call, drawn from the seed (splitmix64).
-    fn roll(&self) -> u64 {
+    pub(crate) fn roll(&self) -> u64 {
         let mut z = self.dice.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -102,7 +102,7 @@ impl Books {
                 self.ages[bucket as usize] += stands_for;
             }
             Seen::Joined | Seen::Load => self.misses += stands_for,
-            Seen::Write => {}
+            Seen::Write | Seen::Held => {}
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! It takes `Arc<Self>` and owned arguments, so that a load can outlive the caller who started it.
 
-use super::{Store, Stored};
+use super::{Capability, Store, Stored, Version};
 use crate::error::Result;
 use crate::key::Key;
 use crate::runtime::BoxFuture;
@@ -21,6 +21,23 @@ pub(crate) trait DynStore: Send + Sync + 'static {
         ttl: Option<Duration>,
     ) -> BoxFuture<'static, Result<()>>;
     fn delete_many(self: Arc<Self>, keys: Vec<Key>) -> BoxFuture<'static, Vec<Result<bool>>>;
+    fn capability(&self) -> Capability;
+    fn add(self: Arc<Self>, key: Key, amount: i64) -> BoxFuture<'static, Result<i64>>;
+    fn compare_and_set(
+        self: Arc<Self>,
+        key: Key,
+        expected: Option<Bytes>,
+        value: Bytes,
+        ttl: Option<Duration>,
+    ) -> BoxFuture<'static, Result<bool>>;
+    fn put_if_newer(
+        self: Arc<Self>,
+        key: Key,
+        version: Version,
+        value: Bytes,
+        ttl: Option<Duration>,
+    ) -> BoxFuture<'static, Result<bool>>;
+    fn claim_lane(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Stored>>;
     fn shard_of(&self, key: &[u8]) -> Option<u32>;
     fn max_in_flight_time(&self) -> Duration;
 }
@@ -48,6 +65,38 @@ impl<S: Store> DynStore for S {
 
     fn delete_many(self: Arc<Self>, keys: Vec<Key>) -> BoxFuture<'static, Vec<Result<bool>>> {
         Box::pin(async move { Store::delete_many(&*self, &keys).await })
+    }
+
+    fn capability(&self) -> Capability {
+        Store::capability(self)
+    }
+
+    fn compare_and_set(
+        self: Arc<Self>,
+        key: Key,
+        expected: Option<Bytes>,
+        value: Bytes,
+        ttl: Option<Duration>,
+    ) -> BoxFuture<'static, Result<bool>> {
+        Box::pin(async move { Store::compare_and_set(&*self, &key, expected, value, ttl).await })
+    }
+
+    fn put_if_newer(
+        self: Arc<Self>,
+        key: Key,
+        version: Version,
+        value: Bytes,
+        ttl: Option<Duration>,
+    ) -> BoxFuture<'static, Result<bool>> {
+        Box::pin(async move { Store::put_if_newer(&*self, &key, version, value, ttl).await })
+    }
+
+    fn claim_lane(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Stored>> {
+        Box::pin(async move { Store::claim_lane(&*self, &key).await })
+    }
+
+    fn add(self: Arc<Self>, key: Key, amount: i64) -> BoxFuture<'static, Result<i64>> {
+        Box::pin(async move { Store::add(&*self, &key, amount).await })
     }
 
     fn shard_of(&self, key: &[u8]) -> Option<u32> {

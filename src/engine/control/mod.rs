@@ -14,13 +14,17 @@
 //! - [`hotlist`]: the answer, as an operator reads it.
 //! - [`treat`]: which remedy fits a hot key, with the numbers behind the choice.
 //! - [`merge`]: reports of several processes as one ranked list with bounds.
+//! - [`lanes`]: one writer's absolute total of a counter, and what of it is stored.
+//! - [`roster`]: who holds which lane.
 
 pub mod detect;
 pub mod hotlist;
 pub mod hysteresis;
 mod index;
+pub mod lanes;
 pub mod merge;
 pub mod operator;
+pub mod roster;
 pub mod sampling;
 pub mod shards;
 pub mod sketch;

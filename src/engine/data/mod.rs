@@ -3,10 +3,18 @@
 //! - [`gate`]: which loads are overlapped by a write, which may be joined, which may be cached.
 //! - [`flight`]: one running load and the callers that wait for it.
 //! - [`near`]: how old a cached value may be, and which of two values wins.
+//! - [`adds`]: adds of one counter that travel together.
+//! - [`approx`]: counting for display, one add in k.
+//! - [`regions`]: counters that are written in several regions.
+//! - [`sums`]: the sum of one counter, as this process knows it.
 
+pub mod adds;
+pub mod approx;
 pub mod flight;
 pub mod gate;
 pub mod near;
+pub mod regions;
+pub mod sums;
 
 #[cfg(test)]
 mod search;

@@ -1,0 +1,330 @@
+//! One batch of adds on its way to the store, and the callers that wait for it.
+//!
+//! The leader polls the store's future inline. When it is dropped, the batch moves to a task and
+//! goes on for the others; when that task's runtime dies, a batch that was sent is of unknown
+//! outcome and one that was not is led by the caller that has waited longest. Every end is a
+//! `Drop`: nothing here can be forgotten.
+
+use crate::adds::{Cell, count};
+use crate::call;
+use crate::engine::data::adds::{Arrival, BatchId, Next};
+use crate::engine::data::flight::WaiterId;
+use crate::engine::data::gate::WriteSlot;
+use crate::error::{Error, ErrorKind, Outcome, Result};
+use crate::runtime::BoxFuture;
+use crate::shared::Shared;
+use crate::sync::Mutex;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+/// A waiting caller's letter box.
+#[derive(Default)]
+pub(crate) struct Letter(Mutex<Contents>);
+
+#[derive(Default)]
+struct Contents {
+    outcome: Option<Result<()>>,
+    lead: Option<Ticket>,
+    waker: Option<Waker>,
+}
+
+impl Letter {
+    /// Called outside all locks.
+    pub(crate) fn deliver(&self, outcome: Result<()>) {
+        self.post(|contents| contents.outcome = Some(outcome));
+    }
+
+    fn lead(&self, ticket: Ticket) {
+        self.post(|contents| contents.lead = Some(ticket));
+    }
+
+    fn post(&self, write: impl FnOnce(&mut Contents)) {
+        let mut contents = self.0.lock();
+        write(&mut contents);
+        let waker = contents.waker.take();
+        drop(contents);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    pub(crate) fn poll(&self, waker: &Waker) -> Poll<Result<()>> {
+        let mut contents = self.0.lock();
+        if let Some(outcome) = contents.outcome.take() {
+            return Poll::Ready(outcome);
+        }
+        if !contents.waker.as_ref().is_some_and(|w| w.will_wake(waker)) {
+            contents.waker = Some(waker.clone());
+        }
+        Poll::Pending
+    }
+
+    fn take_lead(&self) -> Option<Ticket> {
+        self.0.lock().lead.take()
+    }
+}
+
+/// The right and the duty to send one batch and to end it.
+struct Ticket {
+    shared: Arc<Shared>,
+    cell: Arc<Cell>,
+    batch: BatchId,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Not sent; dropped, it goes to another caller of the batch.
+    Open,
+    /// Not sent, and when it was made nobody waited for it any more.
+    Orphan,
+    /// On its way.
+    Sent(WriteSlot),
+    Ended,
+}
+
+impl Ticket {
+    fn new(shared: &Arc<Shared>, cell: &Arc<Cell>, batch: BatchId) -> Ticket {
+        Ticket { shared: shared.clone(), cell: cell.clone(), batch, stage: Stage::Open }
+    }
+
+    /// Announces the write and closes the batch: how much is sent.
+    fn send(&mut self) -> Option<(i64, u64)> {
+        // Announced first: a load that begins from here on is overlapped by this write.
+        let slot = self.shared.begin_write(self.cell.hash, &self.cell.key);
+        let Some(sending) = self.cell.batches.lock().send(self.batch) else {
+            self.stage = Stage::Ended;
+            let outcome = Some(Outcome::NotApplied);
+            self.shared.end_write(self.cell.hash, &self.cell.key, slot, outcome);
+            return None;
+        };
+        self.stage = Stage::Sent(slot);
+        let tallies = &self.shared.counters.tallies;
+        count(&tallies.adds, sending.adds);
+        count(&tallies.batches, 1);
+        Some((sending.amount, sending.adds))
+    }
+
+    fn land(&mut self, outcome: &Result<()>) {
+        if let Stage::Sent(slot) = self.stage {
+            let end = outcome.as_ref().err().map(Error::outcome);
+            self.shared.end_write(self.cell.hash, &self.cell.key, slot, end);
+        }
+        self.stage = Stage::Ended;
+        let (told, next) = self.cell.batches.lock().land(self.batch);
+        for letter in told {
+            letter.deliver(outcome.clone());
+        }
+        self.pass_on(next);
+    }
+
+    /// Sees to the next batch.
+    fn pass_on(&self, next: Next<Arc<Letter>>) {
+        match next {
+            Next::Nobody => {}
+            Next::Lead(batch, letter) => letter.lead(Ticket::new(&self.shared, &self.cell, batch)),
+            Next::Orphan(batch) => {
+                let mut ticket = Ticket::new(&self.shared, &self.cell, batch);
+                ticket.stage = Stage::Orphan;
+                let runtime = self.shared.runtime.clone();
+                runtime.spawn(job(ticket));
+            }
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        match self.stage {
+            Stage::Ended => {}
+            Stage::Sent(_) => {
+                let text = "the task that sent the add was dropped";
+                self.land(&Err(Error::unknown(ErrorKind::Store, text).with_key(&self.cell.key)));
+            }
+            Stage::Open => {
+                let next = self.cell.batches.lock().abandon(self.batch);
+                self.pass_on(next);
+            }
+            Stage::Orphan => {
+                let mut batches = self.cell.batches.lock();
+                // Somebody may have joined since.
+                let next = batches.abandon(self.batch);
+                if matches!(next, Next::Orphan(_)) {
+                    let (_, adds) = batches.give_up(self.batch);
+                    drop(batches);
+                    return count(&self.shared.counters.tallies.adds_given_up, adds);
+                }
+                drop(batches);
+                self.pass_on(next);
+            }
+        }
+    }
+}
+
+/// Sends the batch of `ticket` and tells its callers.
+fn job(mut ticket: Ticket) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let Some((amount, adds)) = ticket.send() else { return };
+        let outcome = send(&ticket.shared, &ticket.cell, amount, adds).await;
+        ticket.land(&outcome);
+    })
+}
+
+/// One `add` of the store, its panic and its silence turned into errors of unknown outcome.
+async fn send(shared: &Arc<Shared>, cell: &Arc<Cell>, amount: i64, adds: u64) -> Result<()> {
+    let add = shared.store.clone().add(cell.key.clone(), amount);
+    let answer = bounded(shared, shared.options.loads.timeout, call::catch(add)).await;
+    let answer = match answer {
+        Some(Ok(answer)) => answer.map(drop),
+        Some(Err(panic)) => Err(panic.with_outcome(Outcome::Unknown)),
+        None => Err(Error::unknown(ErrorKind::Timeout, "the store did not answer in time")),
+    };
+    if answer.as_ref().is_err_and(Error::is_unknown) {
+        count(&shared.counters.tallies.adds_unknown, adds);
+    }
+    answer.map_err(|e| e.with_key(&cell.key))
+}
+
+/// What `work` comes to, or `None` when that takes longer than `limit`. The timer starts with the
+/// first wait: what is ready at once sets none.
+pub(crate) async fn bounded<T>(
+    shared: &Arc<Shared>,
+    limit: Duration,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    let mut work = std::pin::pin!(work);
+    let mut timer = None;
+    poll_fn(|cx| {
+        if let Poll::Ready(out) = work.as_mut().poll(cx) {
+            return Poll::Ready(Some(out));
+        }
+        let timer = timer.get_or_insert_with(|| shared.runtime.sleep(limit));
+        timer.as_mut().poll(cx).map(|()| None)
+    })
+    .await
+}
+
+/// A caller's wait for its add, and the batch if this caller leads.
+pub(crate) struct AddCall {
+    shared: Arc<Shared>,
+    cell: Arc<Cell>,
+    letter: Arc<Letter>,
+    id: WaiterId,
+    job: Option<BoxFuture<'static, ()>>,
+    /// Before it sends, it lets other tasks of its runtime run once.
+    gives_way: bool,
+    finished: bool,
+}
+
+/// Adds `amount` to the counter of `cell`, together with whatever comes meanwhile.
+pub(crate) async fn add(shared: &Arc<Shared>, cell: &Arc<Cell>, amount: i64) -> Result<()> {
+    match AddCall::new(shared, cell, amount) {
+        Ok(Some(call)) => call.await,
+        Ok(None) => alone(shared.clone(), cell.clone(), amount).await,
+        Err(error) => Err(error),
+    }
+}
+
+impl AddCall {
+    /// `None` when too many wait already.
+    fn new(shared: &Arc<Shared>, cell: &Arc<Cell>, amount: i64) -> Result<Option<AddCall>> {
+        let letter = Arc::new(Letter::default());
+        let limit = shared.options.loads.waiters_max;
+        let mut batches = cell.batches.lock();
+        let arrival = batches.arrive(amount, letter.clone(), limit);
+        let gives_way = batches.expects_company() || !matches!(arrival, Arrival::Lead(..));
+        drop(batches);
+        let (id, job) = match arrival {
+            Arrival::Lead(batch, id) => (id, Some(job(Ticket::new(shared, cell, batch)))),
+            Arrival::Wait(id) => (id, None),
+            Arrival::Bypass => return Ok(None),
+            Arrival::Overflow => {
+                let text = "the adds that are under way would not fit into 64 bits with this one";
+                return Err(Error::not_applied(ErrorKind::Overflow, text).with_key(&cell.key));
+            }
+        };
+        let (shared, cell) = (shared.clone(), cell.clone());
+        Ok(Some(AddCall { shared, cell, letter, id, job, gives_way, finished: false }))
+    }
+}
+
+/// An add for this caller only: too many wait already.
+fn alone(shared: Arc<Shared>, cell: Arc<Cell>, amount: i64) -> BoxFuture<'static, Result<()>> {
+    count(&shared.counters.tallies.bypassed, 1);
+    Box::pin(async move {
+        let slot = shared.begin_write(cell.hash, &cell.key);
+        let guard = WriteGuard { shared: &shared, cell: &cell, slot: Some(slot) };
+        count(&shared.counters.tallies.adds, 1);
+        count(&shared.counters.tallies.batches, 1);
+        let outcome = send(&shared, &cell, amount, 1).await;
+        guard.end(outcome.as_ref().err().map(Error::outcome));
+        outcome
+    })
+}
+
+struct WriteGuard<'a> {
+    shared: &'a Arc<Shared>,
+    cell: &'a Arc<Cell>,
+    slot: Option<WriteSlot>,
+}
+
+impl WriteGuard<'_> {
+    fn end(mut self, outcome: Option<Outcome>) {
+        self.close(outcome);
+    }
+
+    fn close(&mut self, outcome: Option<Outcome>) {
+        if let Some(slot) = self.slot.take() {
+            self.shared.end_write(self.cell.hash, &self.cell.key, slot, outcome);
+        }
+    }
+}
+
+impl Drop for WriteGuard<'_> {
+    fn drop(&mut self) {
+        self.close(Some(Outcome::Unknown));
+    }
+}
+
+impl Future for AddCall {
+    type Output = Result<()>;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let this = &mut *self;
+        loop {
+            if let Poll::Ready(outcome) = this.letter.poll(cx.waker()) {
+                this.finished = true;
+                return Poll::Ready(outcome);
+            }
+            if this.job.is_none() {
+                this.job = this.letter.take_lead().map(job);
+            }
+            if this.job.is_some() && std::mem::take(&mut this.gives_way) {
+                // One turn of the scheduler, not a wait: who is ready to add joins this batch.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            match this.job.as_mut().map(|job| job.as_mut().poll(cx)) {
+                // Its end put the outcome into this caller's own letter box.
+                Some(Poll::Ready(())) => this.job = None,
+                Some(Poll::Pending) | None => return Poll::Pending,
+            }
+        }
+    }
+}
+
+impl Drop for AddCall {
+    fn drop(&mut self) {
+        if self.finished {
+            return;
+        }
+        self.cell.batches.lock().leave(self.id);
+        match self.job.take() {
+            Some(job) => self.shared.runtime.spawn(job),
+            // A lead that was not taken up goes to the next caller.
+            None => drop(self.letter.take_lead()),
+        }
+    }
+}

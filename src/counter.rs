@@ -1,0 +1,353 @@
+//! Counters: adds that travel together, and sums that know their age.
+
+use crate::adds::{self, AddStats, Cell, count};
+use crate::batch;
+use crate::engine::data::approx;
+use crate::error::{Error, ErrorKind, Result};
+use crate::heatsink::Heatsink;
+use crate::key::Key;
+use crate::names::Part;
+use crate::read::From;
+use crate::runtime::BoxFuture;
+use crate::sample::Seen;
+use crate::shared::Loaded;
+use crate::store::{DynStore, Stored};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The sum of a counter, and how old it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sum {
+    total: i64,
+    age: Duration,
+}
+
+impl Sum {
+    /// The sum.
+    #[must_use]
+    pub fn total(&self) -> i64 {
+        self.total
+    }
+
+    /// How old it was when it was served, counted from the start of its load. It is the value that
+    /// the counter had at some point within that time.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        self.age
+    }
+}
+
+impl Heatsink {
+    /// The counter under `key`: a 64-bit integer of the store, absent counting as zero.
+    ///
+    /// Keeping the handle spares the look-up; all handles of one key combine their adds.
+    ///
+    /// # Example
+    /// ```
+    /// # use heatsink::{Heatsink, store::MemoryStore};
+    /// # use std::time::Duration;
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let hs = Heatsink::new(MemoryStore::new(8))?;
+    /// let likes = hs.counter("post:9:likes");
+    /// likes.add(1).await?; // returns when it is stored
+    /// likes.add(-1).await?;
+    /// likes.add(5).await?;
+    /// assert_eq!(likes.sum().await?.total(), 5);
+    /// # Ok::<(), heatsink::Error>(()) }).unwrap();
+    /// ```
+    pub fn counter(&self, key: impl AsRef<[u8]>) -> Counter {
+        let key = key.as_ref();
+        let hash = self.shared().hash(key);
+        Counter { hs: self.clone(), cell: self.shared().counters.cell(hash, key) }
+    }
+
+    /// The counter under `key` as one that only grows.
+    pub fn grow_only(&self, key: impl AsRef<[u8]>) -> GrowOnly {
+        GrowOnly(self.counter(key))
+    }
+
+    /// The counter under `key`, counted for display: one add in `one_in` is made, by `one_in`.
+    pub fn approximate(&self, key: impl AsRef<[u8]>, one_in: u32) -> Approximate {
+        Approximate { counter: self.counter(key), one_in: one_in.max(1) }
+    }
+
+    /// Plain numbers about the counters of this instance.
+    #[must_use]
+    pub fn add_stats(&self) -> AddStats {
+        self.shared().counters.tallies.read()
+    }
+
+    /// The sum of the counter of `cell`, from memory if it is younger than `max_age`, else by one
+    /// load that all who ask meanwhile share.
+    pub(crate) async fn sum_of(
+        &self,
+        cell: &Arc<Cell>,
+        part: Part,
+        max_age: Duration,
+        load: impl FnOnce() -> BoxFuture<'static, Result<i64>> + Send + 'static,
+    ) -> Result<Sum> {
+        let shared = self.shared();
+        let now = shared.clock.now();
+        // The clock lags behind by up to its resolution.
+        let limit = max_age.saturating_sub(shared.options.policy.resolution);
+        if let Some((total, started)) = cell.known.lock().serve(now, limit) {
+            count(&shared.counters.tallies.sums_cached, 1);
+            return Ok(Sum { total, age: now.since(started) });
+        }
+        adds::check_key(&cell.key)?;
+        count(&shared.counters.tallies.sums_loaded, 1);
+        self.sampled(u32::from(shared.sampler.due()), cell.hash, &cell.key, Seen::Load);
+        // A name of its own: adds go on all the time, and void no load of the sum.
+        let name = part.of(&cell.key);
+        let from = From::loader(|| async move {
+            let total = load().await?;
+            let stored = Some(Stored::new(total.to_string()));
+            Ok(Loaded { stored, by_loader: true, decoded: None })
+        });
+        let hash = shared.hash(&name);
+        let value = self.join_or_lead((hash, name), Some(limit), from, 0).await;
+        let value = value.map_err(|e| e.with_key(&cell.key))?;
+        let total = integer(&value).ok_or_else(|| not_a_number(&cell.key))?;
+        let age = value.age();
+        cell.known.lock().learn(total, value.entry().ages.started);
+        Ok(Sum { total, age })
+    }
+}
+
+/// A decimal 64-bit integer.
+pub(crate) fn integer(bytes: &[u8]) -> Option<i64> {
+    std::str::from_utf8(bytes).ok()?.parse().ok()
+}
+
+pub(crate) fn not_a_number(key: &[u8]) -> Error {
+    Error::not_applied(ErrorKind::WrongType, "the value is not a 64-bit integer").with_key(key)
+}
+
+/// Reads one counter of the store.
+pub(crate) async fn load_integer(store: Arc<dyn DynStore>, key: Key) -> Result<i64> {
+    match store.get(key.clone()).await? {
+        None => Ok(0),
+        Some(stored) => integer(&stored.bytes).ok_or_else(|| not_a_number(&key)),
+    }
+}
+
+/// A counter. Made by [`Heatsink::counter`]; clones are handles to the same one.
+///
+/// At most one `add` per key and process is under way at the store; adds that come meanwhile are
+/// summed into the next. So the slower the store, the more adds one operation carries.
+#[derive(Clone)]
+pub struct Counter {
+    hs: Heatsink,
+    cell: Arc<Cell>,
+}
+
+impl Counter {
+    /// Adds `n`, which may be negative; returns when it is stored.
+    ///
+    /// # Cost
+    /// Store operations: 1, shared by all adds of this process that come while another is under
+    /// way.
+    ///
+    /// # Cancel safety
+    /// A dropped add stays in the sum that it was put into, and counts as of unknown outcome.
+    ///
+    /// # Errors
+    /// Those of the store, for exactly the adds that the operation carried;
+    /// [`Error::outcome`] says whether they may have been applied, and nothing is retried.
+    /// [`Overflow`](ErrorKind::Overflow) when a sum does not fit into 64 bits: nothing was added.
+    /// [`Timeout`](ErrorKind::Timeout), of unknown outcome, when the store took longer than
+    /// [`Loads::timeout`](crate::Loads::timeout). [`Limit`](ErrorKind::Limit): the key is too long.
+    pub async fn add(&self, n: i64) -> Result<()> {
+        let shared = self.hs.shared();
+        let due = u32::from(shared.sampler.due());
+        self.hs.sampled(due, self.cell.hash, &self.cell.key, Seen::Write);
+        adds::check_key(&self.cell.key)?;
+        batch::add(shared, &self.cell, n).await
+    }
+
+    /// The sum, at most [`Adds::sum_ttl`](crate::Adds::sum_ttl) old.
+    ///
+    /// # Staleness
+    /// The value that the counter had at some point between [`Sum::age`] before the call's end and
+    /// that end. An add of one's own may be missing for as long; `sum_with(Duration::ZERO)` has
+    /// it.
+    ///
+    /// # Cost
+    /// Store operations: 0 while the last sum is young enough, else 1, shared by all who wait.
+    ///
+    /// # Cancel safety
+    /// As [`Heatsink::get`].
+    ///
+    /// # Errors
+    /// As [`Heatsink::get`]; [`WrongType`](ErrorKind::WrongType) when the value is not an integer.
+    pub async fn sum(&self) -> Result<Sum> {
+        self.sum_with(self.hs.shared().options.adds.sum_ttl).await
+    }
+
+    /// Like [`sum`](Counter::sum), at most `max_age` old; zero asks the store after the call.
+    ///
+    /// # Cancel safety
+    /// As [`Heatsink::get`].
+    ///
+    /// # Errors
+    /// As [`sum`](Counter::sum).
+    pub async fn sum_with(&self, max_age: Duration) -> Result<Sum> {
+        let (store, key) = (self.hs.shared().store.clone(), self.cell.key.clone());
+        let load = move || -> BoxFuture<'static, _> { Box::pin(load_integer(store, key)) };
+        self.hs.sum_of(&self.cell, Part::Sum, max_age, load).await
+    }
+}
+
+impl fmt::Debug for Counter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Counter").field("key", &self.cell.key).finish()
+    }
+}
+
+/// A counter for display: views, plays. Made by [`Heatsink::approximate`].
+///
+/// The store gets one add in `one_in`, so its sum is off by some hundredths, as
+/// [`Estimate::standard_error`] says, and a small count may read zero. Whoever adds to the key must
+/// use the same `one_in` for that error to hold.
+///
+/// # Example
+/// ```
+/// # use heatsink::{Heatsink, rounded, store::MemoryStore};
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let hs = Heatsink::builder(MemoryStore::new(8)).seed(1).build()?;
+/// let views = hs.approximate("post:9:views", 10);
+/// for _ in 0..10_000 {
+///     views.add().await?;
+/// }
+/// let about = views.sum().await?;
+/// assert!((about.total() as f64 - 10_000.0).abs() < 5.0 * about.standard_error());
+/// println!("{} views", rounded(about.total()));
+/// # Ok::<(), heatsink::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct Approximate {
+    counter: Counter,
+    one_in: u32,
+}
+
+/// An approximate sum, and how far off it may be.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Estimate {
+    sum: Sum,
+    standard_error: f64,
+}
+
+impl Estimate {
+    /// The best guess.
+    #[must_use]
+    pub fn total(&self) -> i64 {
+        self.sum.total
+    }
+
+    /// The standard error: the true count is within one of it two times in three, within two of it
+    /// nineteen times in twenty.
+    #[must_use]
+    pub fn standard_error(&self) -> f64 {
+        self.standard_error
+    }
+
+    /// How old it was when it was served, counted from the start of its load.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        self.sum.age
+    }
+}
+
+impl Approximate {
+    /// Counts one.
+    ///
+    /// # Cost
+    /// Store operations: 1 in `one_in`, combined as those of [`Counter::add`]; else 0.
+    ///
+    /// # Cancel safety
+    /// As [`Counter::add`].
+    ///
+    /// # Errors
+    /// As [`Counter::add`].
+    pub async fn add(&self) -> Result<()> {
+        match approx::draw(self.one_in, self.counter.hs.shared().roll()) {
+            Some(n) => self.counter.add(n).await,
+            None => Ok(()),
+        }
+    }
+
+    /// The estimated count, with its error.
+    ///
+    /// # Staleness, Cost, Cancel safety
+    /// As [`Counter::sum`].
+    ///
+    /// # Errors
+    /// As [`Counter::sum`].
+    pub async fn sum(&self) -> Result<Estimate> {
+        let sum = self.counter.sum().await?;
+        Ok(Estimate { sum, standard_error: approx::standard_error(sum.total, self.one_in) })
+    }
+}
+
+/// A counter that only grows. Made by [`Heatsink::grow_only`].
+///
+/// Its sums never go backwards within a process, whichever load ends first and whatever a replica
+/// or a restored backup says, for as long as a handle of the key is kept or the process uses no
+/// more than 65,536 counters.
+///
+/// # Example
+/// ```
+/// # use heatsink::{Heatsink, store::MemoryStore};
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let hs = Heatsink::new(MemoryStore::new(8))?;
+/// let views = hs.grow_only("post:9:views");
+/// views.add(3).await?;
+/// assert_eq!(views.sum().await?.total(), 3);
+/// # Ok::<(), heatsink::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct GrowOnly(Counter);
+
+impl GrowOnly {
+    /// Adds `n`; returns when it is stored. A negative amount is not expressible.
+    ///
+    /// # Cost, Cancel safety
+    /// As [`Counter::add`].
+    ///
+    /// # Errors
+    /// As [`Counter::add`].
+    pub async fn add(&self, n: u64) -> Result<()> {
+        let n = i64::try_from(n).map_err(|_| {
+            let text = "the amount does not fit into 63 bits";
+            Error::not_applied(ErrorKind::Overflow, text).with_key(&self.0.cell.key)
+        })?;
+        self.0.add(n).await
+    }
+
+    /// The sum, never less than an earlier call of this process returned.
+    ///
+    /// # Staleness, Cost, Cancel safety
+    /// As [`Counter::sum`].
+    ///
+    /// # Errors
+    /// As [`Counter::sum`].
+    pub async fn sum(&self) -> Result<Sum> {
+        self.0.sum().await.map(|sum| self.raised(sum))
+    }
+
+    /// Like [`sum`](GrowOnly::sum), at most `max_age` old.
+    ///
+    /// # Cancel safety
+    /// As [`Counter::sum`].
+    ///
+    /// # Errors
+    /// As [`Counter::sum`].
+    pub async fn sum_with(&self, max_age: Duration) -> Result<Sum> {
+        self.0.sum_with(max_age).await.map(|sum| self.raised(sum))
+    }
+
+    fn raised(&self, sum: Sum) -> Sum {
+        Sum { total: self.0.cell.known.lock().raise(sum.total), ..sum }
+    }
+}

@@ -1,0 +1,87 @@
+//! Physical names: what heatsink stores beside a key of the user's.
+//!
+//! Each begins with a hash tag of its own, so that everything that belongs to one key lies in one
+//! hash slot of a Redis Cluster, whatever tags the key itself holds. The prefix `{hs:` is
+//! reserved: a key of the user's that begins with it could collide.
+
+use crate::key::Key;
+
+/// What a physical name stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Part {
+    /// Never stored: the flight that loads the sum of a counter.
+    Sum,
+    /// Never stored: the flight that loads the sum of a buffered counter.
+    LaneSum,
+    /// Who holds which lane.
+    Roster,
+    /// The lane with this number, of this generation.
+    Lane { generation: u64, lane: usize },
+    /// What a recount has found the lanes to be short of.
+    Correction,
+}
+
+impl Part {
+    /// The name of this part of `key`. Stable across processes, machines and versions.
+    pub(crate) fn of(self, key: &[u8]) -> Key {
+        let tag = mix(fnv1a_64(key));
+        let head = match self {
+            Part::Sum => format!("{{hs:{tag:016x}}}sum:"),
+            Part::LaneSum => format!("{{hs:{tag:016x}}}lanes:"),
+            Part::Roster => format!("{{hs:{tag:016x}}}roster:"),
+            Part::Lane { generation, lane } => {
+                format!("{{hs:{tag:016x}}}lane.{generation}.{lane}:")
+            }
+            Part::Correction => format!("{{hs:{tag:016x}}}fix:"),
+        };
+        let mut name = head.into_bytes();
+        name.extend_from_slice(key);
+        Key::from(name)
+    }
+}
+
+/// 64-bit FNV-1a.
+fn fnv1a_64(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+/// The finaliser of splitmix64: FNV's low bits alone are weak.
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::cluster_slot;
+
+    #[test]
+    fn the_parts_of_one_key_share_a_slot_and_differ() {
+        for key in ["likes", "{post:9}likes", "{}", "}{", ""] {
+            let parts = [
+                Part::Sum,
+                Part::LaneSum,
+                Part::Roster,
+                Part::Lane { generation: 1, lane: 0 },
+                Part::Lane { generation: 1, lane: 10 },
+                Part::Lane { generation: 11, lane: 0 },
+                Part::Correction,
+            ];
+            let names: std::collections::BTreeSet<_> =
+                parts.iter().map(|p| p.of(key.as_bytes())).collect();
+            assert_eq!(names.len(), parts.len());
+            let slots: std::collections::BTreeSet<_> =
+                names.iter().map(|n| cluster_slot(n)).collect();
+            assert_eq!(slots.len(), 1, "{names:?}");
+        }
+    }
+
+    #[test]
+    fn names_do_not_change_from_version_to_version() {
+        assert_eq!(Part::Roster.of(b"likes"), Key::from("{hs:f69eede185513cdf}roster:likes"));
+    }
+}
