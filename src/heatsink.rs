@@ -353,6 +353,16 @@ impl Heatsink {
         self.0.driver.stop(&self.0.shared);
     }
 
+    /// For benches: what the detection of hot keys adds to a request.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    #[inline]
+    pub fn observe_only_this(&self, key: &[u8]) {
+        if self.0.shared.sampler.due() {
+            self.sampled(1, self.0.shared.hash(key), key, Seen::Load);
+        }
+    }
+
     /// For tests: makes the driver stand still, as a starved thread would.
     #[cfg(feature = "testing")]
     #[doc(hidden)]

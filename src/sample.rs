@@ -85,7 +85,9 @@ enum SampleKey {
 
 pub(crate) struct Sampler {
     one_in: AtomicU32,
-    id: u32,
+    /// The number of the instance, as it stands in a slot.
+    tag: u64,
+    slot: usize,
     seed: u64,
     tx: Sender<Sample>,
     rx: Receiver<Sample>,
@@ -93,14 +95,15 @@ pub(crate) struct Sampler {
 }
 
 struct Slot {
-    owner: Cell<u32>,
-    left: Cell<u32>,
+    /// The instance in the upper half, what is left to count down in the lower: one comparison
+    /// tells whether the slot is this instance's and whether to go on counting.
+    word: Cell<u64>,
     rng: Cell<u64>,
 }
 
 thread_local! {
     static COUNTDOWNS: [Slot; SLOTS] = const {
-        [const { Slot { owner: Cell::new(0), left: Cell::new(1), rng: Cell::new(0) } }; SLOTS]
+        [const { Slot { word: Cell::new(0), rng: Cell::new(0) } }; SLOTS]
     };
 }
 
@@ -109,17 +112,19 @@ impl Sampler {
         static IDS: AtomicU32 = AtomicU32::new(1);
         let (tx, rx) = bounded(QUEUE);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
-        Sampler { one_in: AtomicU32::new(1), id, seed, tx, rx, dropped: AtomicU64::new(0) }
+        let (one_in, dropped) = (AtomicU32::new(1), AtomicU64::new(0));
+        Sampler { one_in, tag: u64::from(id) << 32, slot: id as usize, seed, tx, rx, dropped }
     }
 
     /// Counts one request; true for one in N.
     #[inline]
     pub(crate) fn due(&self) -> bool {
         COUNTDOWNS.with(|slots| {
-            let slot = &slots[self.id as usize % SLOTS];
-            let left = slot.left.get();
-            if left > 1 && slot.owner.get() == self.id {
-                slot.left.set(left - 1);
+            let slot = &slots[self.slot % SLOTS];
+            let word = slot.word.get();
+            // From 2 up to what fits into the lower half; another instance's word is far off.
+            if word.wrapping_sub(self.tag).wrapping_sub(2) < u64::from(u32::MAX) - 1 {
+                slot.word.set(word - 1);
                 return false;
             }
             self.draw(slot)
@@ -129,21 +134,21 @@ impl Sampler {
     #[cold]
     fn draw(&self, slot: &Slot) -> bool {
         let n = self.one_in.load(Ordering::Relaxed);
-        let mine = slot.owner.replace(self.id) == self.id;
+        let mine = slot.word.get() >> 32 == self.tag >> 32;
         if !mine {
             slot.rng.set((self.seed ^ 0x9e37_79b9_7f4a_7c15) | 1);
         }
         if n <= 1 {
-            slot.left.set(1);
+            slot.word.set(self.tag | 1);
             return true;
         }
-        slot.left.set(self.geometric(slot, n));
+        let left = u64::from(self.geometric(slot, n));
+        slot.word.set(self.tag | left);
         if mine {
             return true;
         }
         // The slot belonged to another instance: this request gets a wait of its own.
-        let left = slot.left.get();
-        slot.left.set(left.saturating_sub(1).max(1));
+        slot.word.set(self.tag | left.saturating_sub(1).max(1));
         left == 1
     }
 
