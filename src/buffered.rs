@@ -86,9 +86,7 @@ impl Buffered {
     #[inline]
     pub async fn add(&self, n: i64) -> Result<()> {
         let shared = self.hs.shared();
-        if shared.sampler.due() {
-            self.hs.sampled(1, self.buffer.hash, &self.buffer.key, Seen::Held);
-        }
+        self.hs.sampled(self.hs.observe(1), &self.buffer.key, Seen::Held);
         if self.buffer.add(shared, n) {
             return Ok(());
         }
@@ -110,9 +108,7 @@ impl Buffered {
     /// can no longer be told what had been stored. [`Limit`](ErrorKind::Limit): too many wait.
     /// Else as [`add`](Buffered::add).
     pub async fn add_durable(&self, n: i64) -> Result<()> {
-        let shared = self.hs.shared();
-        let due = u32::from(shared.sampler.due());
-        self.hs.sampled(due, self.buffer.hash, &self.buffer.key, Seen::Held);
+        self.hs.sampled(self.hs.observe(1), &self.buffer.key, Seen::Held);
         self.slow(n, true).await
     }
 

@@ -35,7 +35,7 @@ pub(crate) struct Entry {
 pub(crate) struct Shown {
     pub(crate) entry: Arc<Entry>,
     /// Of which instance, under which key.
-    of: (u64, u64, Key),
+    of: (u64, Key),
     /// From here on a reader may claim the refresh by setting it to `u64::MAX`.
     refresh_at: AtomicU64,
     /// Set, under the stripe's lock, when the cell shows something else or nothing.
@@ -63,10 +63,9 @@ impl Handle {
 
     /// Whether this is what the cell of `key` shows now.
     #[inline]
-    pub(crate) fn stands_for(&self, instance: u64, hash: u64, key: &[u8]) -> bool {
-        let (of_instance, of_hash, of_key) = &self.shown.of;
-        *of_hash == hash
-            && *of_instance == instance
+    pub(crate) fn stands_for(&self, instance: u64, key: &[u8]) -> bool {
+        let (of_instance, of_key) = &self.shown.of;
+        *of_instance == instance
             && same(of_key.as_bytes(), key)
             && !self.shown.retired.load(Ordering::Acquire)
     }
@@ -80,8 +79,8 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    pub(crate) fn new(entry: Arc<Entry>, of: (u64, u64, Key), stripes: usize) -> Spread {
-        let charge = near::charge(of.2.len(), entry.bytes.len(), stripes);
+    pub(crate) fn new(entry: Arc<Entry>, of: (u64, Key), stripes: usize) -> Spread {
+        let charge = near::charge(of.1.len(), entry.bytes.len(), stripes);
         let refresh_at = AtomicU64::new(entry.ages.fresh_until.0);
         let retired = AtomicBool::new(false);
         let shown = Arc::new(Shown { entry: entry.clone(), of, refresh_at, retired });
@@ -342,7 +341,7 @@ mod tests {
     }
 
     fn spread(entry: Arc<Entry>) -> Spread {
-        Spread::new(entry, (1, 1, Key::from("k")), 2)
+        Spread::new(entry, (1, Key::from("k")), 2)
     }
 
     proptest! {
@@ -396,7 +395,7 @@ mod tests {
     #[test]
     fn a_handle_is_retired_by_whatever_takes_its_place() {
         let used = Used::new(1 << 20);
-        let stands = |handle: &Handle| handle.stands_for(1, 1, b"k");
+        let stands = |handle: &Handle| handle.stands_for(1, b"k");
         let cell = Cell::new(1, Key::from("k"));
         let mut flight = 0;
         let mut show = || {
@@ -406,8 +405,7 @@ mod tests {
         };
         let first = show();
         assert!(stands(&first));
-        assert!(!first.stands_for(2, 1, b"k") && !first.stands_for(1, 2, b"k"));
-        assert!(!first.stands_for(1, 1, b"l"));
+        assert!(!first.stands_for(2, b"k") && !first.stands_for(1, b"l"));
         let second = show();
         assert!(!stands(&first) && stands(&second), "replaced");
         drop(cell.clear(&used));

@@ -97,7 +97,7 @@ impl Heatsink {
         }
         adds::check_key(&cell.key)?;
         count(&shared.counters.tallies.sums_loaded, 1);
-        self.sampled(u32::from(shared.sampler.due()), cell.hash, &cell.key, Seen::Load);
+        self.sampled(self.observe(1), &cell.key, Seen::Load);
         // A name of its own: adds go on all the time, and void no load of the sum.
         let name = part.of(&cell.key);
         let from = From::loader(|| async move {
@@ -160,8 +160,7 @@ impl Counter {
     /// [`Loads::timeout`](crate::Loads::timeout). [`Limit`](ErrorKind::Limit): the key is too long.
     pub async fn add(&self, n: i64) -> Result<()> {
         let shared = self.hs.shared();
-        let due = u32::from(shared.sampler.due());
-        self.hs.sampled(due, self.cell.hash, &self.cell.key, Seen::Write);
+        self.hs.sampled(self.hs.observe(1), &self.cell.key, Seen::Write);
         adds::check_key(&self.cell.key)?;
         batch::add(shared, &self.cell, n).await
     }

@@ -99,11 +99,11 @@ impl Heatsink {
     #[inline]
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         let key = key.as_ref();
-        let (hash, due) = self.observe(key, 1);
-        if let Some(value) = self.hot(hash, key, None, due) {
+        let due = self.observe(1);
+        if let Some(value) = self.hot(key, None, due) {
             return Ok(present(value));
         }
-        self.read(hash, key, Read::new(), From::Store, due).await.map(present)
+        self.read(key, Read::new(), From::Store, due).await.map(present)
     }
 
     /// Like [`get`](Heatsink::get), with a deadline or a limit on the age.
@@ -113,11 +113,11 @@ impl Heatsink {
     /// call waited for goes on and fills the cache.
     pub async fn get_with(&self, key: impl AsRef<[u8]>, read: Read) -> Result<Option<Value>> {
         let key = key.as_ref();
-        let (hash, due) = self.observe(key, read.cost());
-        if let Some(value) = self.hot(hash, key, read.max_age, due) {
+        let due = self.observe(read.cost());
+        if let Some(value) = self.hot(key, read.max_age, due) {
             return Ok(present(value));
         }
-        self.read(hash, key, read, From::Store, due).await.map(present)
+        self.read(key, read, From::Store, due).await.map(present)
     }
 
     /// The values under `keys`, one result per key, in their order.
@@ -140,26 +140,26 @@ impl Heatsink {
         let mut leader = None;
         for key in keys {
             let key = key.as_ref();
-            let (hash, due) = self.observe(key, 1);
-            if let Some(value) = self.hot(hash, key, None, due) {
+            let due = self.observe(1);
+            if let Some(value) = self.hot(key, None, due) {
                 all.ready(Ok(value));
                 continue;
             }
-            let key = Key::copy(key);
+            let (hash, key) = (shared.hash(key), Key::copy(key));
             let begun = if Shared::untracked(&key) {
                 Ok(Begin::Bypass)
             } else {
                 shared.begin(hash, &key, None, false)
             };
             if let Ok(begun) = &begun {
-                self.sampled(due, hash, &key, begun.seen());
+                self.sampled(due, &key, begun.seen());
             }
             match begun {
                 Err(error) => all.ready(Err(error)),
                 Ok(Begin::Hit(value, due)) => {
                     all.ready(Ok(value));
                     if due {
-                        self.refresh(hash, &key, From::Store);
+                        self.refresh(&key, From::Store);
                     }
                 }
                 Ok(Begin::Bypass) => all.alone(self.alone(key, From::Store)),
@@ -253,14 +253,14 @@ impl Heatsink {
     }
 
     pub(crate) async fn load_raw(&self, key: &[u8], read: Read, from: From) -> Result<Value> {
-        let (hash, due) = self.observe(key, read.cost());
-        if let Some((value, stale)) = self.cached(hash, key, read.max_age, due, true) {
+        let due = self.observe(read.cost());
+        if let Some((value, stale)) = self.cached(key, read.max_age, due, true) {
             if stale {
-                self.refresh(hash, &Key::copy(key), from);
+                self.refresh(&Key::copy(key), from);
             }
             return Ok(value);
         }
-        self.read(hash, key, read, from, due).await
+        self.read(key, read, from, due).await
     }
 
     /// Runs `f` on the cached bytes of a hot key, without awaiting; `None` when there are none.
@@ -274,8 +274,8 @@ impl Heatsink {
     #[inline]
     pub fn try_read_with<R>(&self, key: impl AsRef<[u8]>, f: impl FnOnce(&[u8]) -> R) -> Option<R> {
         let key = key.as_ref();
-        let (hash, due) = self.observe(key, 1);
-        self.peek(hash, key, due, |bytes| bytes.map(f)).flatten()
+        let due = self.observe(1);
+        self.peek(key, due, |bytes| bytes.map(f)).flatten()
     }
 
     /// Runs `f` on the bytes under `key`, loading them if needed; `None` when there are none.
@@ -290,13 +290,13 @@ impl Heatsink {
         f: impl FnOnce(&[u8]) -> R,
     ) -> Result<Option<R>> {
         let key = key.as_ref();
-        let (hash, due) = self.observe(key, 1);
+        let due = self.observe(1);
         let mut f = Some(f);
-        let hit = self.peek(hash, key, due, |bytes| bytes.and_then(|b| f.take().map(|f| f(b))));
+        let hit = self.peek(key, due, |bytes| bytes.and_then(|b| f.take().map(|f| f(b))));
         if let Some(out) = hit {
             return Ok(out);
         }
-        let value = self.read(hash, key, Read::new(), From::Store, due).await?;
+        let value = self.read(key, Read::new(), From::Store, due).await?;
         Ok(present(value).and_then(|v| f.take().map(|f| f(&v))))
     }
 
@@ -358,9 +358,7 @@ impl Heatsink {
     #[doc(hidden)]
     #[inline]
     pub fn observe_only_this(&self, key: &[u8]) {
-        if self.0.shared.sampler.due() {
-            self.sampled(1, self.0.shared.hash(key), key, Seen::Load);
-        }
+        self.sampled(self.observe(1), key, Seen::Load);
     }
 
     /// For tests: makes the driver stand still, as a starved thread would.
@@ -370,17 +368,16 @@ impl Heatsink {
         self.0.driver.stall(stalled);
     }
 
-    /// The hash of the key, and what the request is to be sampled with: its cost, or zero where
-    /// it is not to be sampled.
+    /// What a request is to be sampled with: its cost, or zero where it is not to be sampled.
     #[inline]
-    pub(crate) fn observe(&self, key: &[u8], cost: u32) -> (u64, u32) {
-        (self.0.shared.hash(key), if self.0.shared.sampler.due() { cost } else { 0 })
+    pub(crate) fn observe(&self, cost: u32) -> u32 {
+        if self.0.shared.sampler.due() { cost } else { 0 }
     }
 
     #[inline]
-    pub(crate) fn sampled(&self, due: u32, hash: u64, key: &[u8], seen: Seen) {
+    pub(crate) fn sampled(&self, due: u32, key: &[u8], seen: Seen) {
         if due > 0 {
-            self.0.shared.sampler.push(hash, key, seen, due);
+            self.0.shared.sample(key, seen, due);
         }
     }
 
@@ -388,52 +385,45 @@ impl Heatsink {
     #[inline]
     fn cached(
         &self,
-        hash: u64,
         key: &[u8],
         max_age: Option<Duration>,
         due: u32,
         loader: bool,
     ) -> Option<(Value, bool)> {
-        let hit = self.0.shared.hit(hash, key, max_age, |handle, now, freshness| {
+        let hit = self.0.shared.hit(key, max_age, |handle, now, freshness| {
             let stale = handle.shown().take_refresh(freshness, loader, now);
             (Value::hot(handle.clone(), now, freshness), stale)
         })?;
-        self.sampled(due, hash, key, Seen::hit(&hit.0));
+        self.sampled(due, key, Seen::hit(&hit.0));
         Some(hit)
     }
 
     /// The cached value, for callers whose values the store can load again.
     #[inline]
-    fn hot(&self, hash: u64, key: &[u8], max_age: Option<Duration>, due: u32) -> Option<Value> {
-        let (value, stale) = self.cached(hash, key, max_age, due, false)?;
+    fn hot(&self, key: &[u8], max_age: Option<Duration>, due: u32) -> Option<Value> {
+        let (value, stale) = self.cached(key, max_age, due, false)?;
         if stale {
-            self.refresh(hash, &Key::copy(key), From::Store);
+            self.refresh(&Key::copy(key), From::Store);
         }
         Some(value)
     }
 
     /// Runs `f` on the cached bytes in place; `f` gets `None` for a cached absence.
     #[inline]
-    fn peek<R>(
-        &self,
-        hash: u64,
-        key: &[u8],
-        due: u32,
-        f: impl FnOnce(Option<&[u8]>) -> R,
-    ) -> Option<R> {
+    fn peek<R>(&self, key: &[u8], due: u32, f: impl FnOnce(Option<&[u8]>) -> R) -> Option<R> {
         let shared = &self.0.shared;
         let mut refresh = false;
-        let out = shared.hit(hash, key, None, |handle, now, freshness| {
+        let out = shared.hit(key, None, |handle, now, freshness| {
             let entry: &Entry = handle.entry();
             refresh = handle.shown().take_refresh(freshness, false, now);
             if due > 0 {
                 let age = now.since(entry.ages.started);
-                shared.sampler.push(hash, key, Seen::Hit(freshness, age), due);
+                shared.sample(key, Seen::Hit(freshness, age), due);
             }
             f((!entry.absent).then_some(&entry.bytes[..]))
         });
         if refresh {
-            self.refresh(hash, &Key::copy(key), From::Store);
+            self.refresh(&Key::copy(key), From::Store);
         }
         out
     }
@@ -442,13 +432,12 @@ impl Heatsink {
     /// of a hit stays small.
     fn read(
         &self,
-        hash: u64,
         key: &[u8],
         read: Read,
         from: From,
         due: u32,
     ) -> BoxFuture<'static, Result<Value>> {
-        let (this, key) = (self.clone(), Key::copy(key));
+        let (this, hash, key) = (self.clone(), self.0.shared.hash(key), Key::copy(key));
         let runtime = self.0.shared.runtime.clone();
         Box::pin(within(runtime, read.deadline, async move {
             this.join_or_lead((hash, key), read.max_age, from, due).await
@@ -467,11 +456,11 @@ impl Heatsink {
             return self.alone(key, from).await;
         }
         let begun = shared.begin(hash, &key, max_age, from.is_loader())?;
-        self.sampled(due, hash, &key, begun.seen());
+        self.sampled(due, &key, begun.seen());
         match begun {
             Begin::Hit(value, due) => {
                 if due {
-                    self.refresh(hash, &key, from);
+                    self.refresh(&key, from);
                 }
                 Ok(value)
             }
@@ -511,8 +500,9 @@ impl Heatsink {
     }
 
     /// Starts the load of a stale value in the background.
-    fn refresh(&self, hash: u64, key: &Key, from: From) {
+    fn refresh(&self, key: &Key, from: From) {
         let shared = &self.0.shared;
+        let hash = shared.hash(key);
         if let Some((waiter, id, ticket)) = shared.begin_refresh(hash, key) {
             let mut call = Call::new(shared.clone(), (hash, key.clone()), waiter, id);
             call.run(from.job(shared, ticket));

@@ -147,6 +147,12 @@ impl Shared {
         hasher.finish()
     }
 
+    /// Leaves a sample of a request for the driver.
+    #[cold]
+    pub(crate) fn sample(&self, key: &[u8], seen: Seen, cost: u32) {
+        self.sampler.push(self.hash(key), key, seen, cost);
+    }
+
     /// Too long to be tracked: such a key goes straight to the store.
     pub(crate) fn untracked(key: &[u8]) -> bool {
         key.len() > crate::key::KEY_BYTES_MAX
@@ -184,17 +190,15 @@ impl Shared {
     #[inline]
     pub(crate) fn hit<R>(
         &self,
-        hash: u64,
         key: &[u8],
         max_age: Option<Duration>,
         f: impl FnOnce(&Arc<Handle>, Tick, Freshness) -> R,
     ) -> Option<R> {
-        let Some(kept) = kept::take(hash, |handle| handle.stands_for(self.instance, hash, key))
-        else {
-            return self.find(hash, key, max_age, f);
+        let Some(kept) = kept::take(key, |handle| handle.stands_for(self.instance, key)) else {
+            return self.find(key, max_age, f);
         };
         let out = self.serve(&kept, max_age, f);
-        kept::keep(hash, kept);
+        kept::keep(key, kept);
         out
     }
 
@@ -203,17 +207,16 @@ impl Shared {
     #[inline(never)]
     fn find<R>(
         &self,
-        hash: u64,
         key: &[u8],
         max_age: Option<Duration>,
         f: impl FnOnce(&Arc<Handle>, Tick, Freshness) -> R,
     ) -> Option<R> {
         let index = self.index.load();
-        index.find(hash, key)?.spread(|spread| {
+        index.find(self.hash(key), key)?.spread(|spread| {
             let handle = spread.handle();
             let out = self.serve(handle, max_age, f)?;
             if handle.entry().bytes.len() <= kept::BYTES_MAX {
-                kept::keep(hash, handle.clone());
+                kept::keep(key, handle.clone());
             }
             Some(out)
         })
@@ -254,7 +257,7 @@ impl Shared {
         let now = self.clock.now();
         let latest = max_age == Some(Duration::ZERO);
         if !latest
-            && let Some(hit) = self.hit(hash, key, max_age, |handle, now, freshness| {
+            && let Some(hit) = self.hit(key, max_age, |handle, now, freshness| {
                 let due = handle.shown().take_refresh(freshness, loader, now);
                 (crate::value::Value::hot(handle.clone(), now, freshness), due)
             })
@@ -356,7 +359,7 @@ impl Shared {
             self.refused_full.fetch_add(1, Ordering::Relaxed);
             return cell.clear(&self.used);
         }
-        let of = (self.instance, hash, key.clone());
+        let of = (self.instance, key.clone());
         match cell.show(Spread::new(entry.clone(), of, self.options.stripes), &self.used) {
             Ok(old) => old,
             Err(Refused::Full) => {

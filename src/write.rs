@@ -106,9 +106,8 @@ impl Heatsink {
         cost: u32,
         send: impl FnOnce(Arc<dyn DynStore>, Key) -> BoxFuture<'static, Result<T>>,
     ) -> Result<T> {
-        let (hash, due) = self.observe(key, cost);
-        self.sampled(due, hash, key, Seen::Write);
-        let guard = self.writing_hashed(hash, key.clone());
+        self.sampled(self.observe(cost), key, Seen::Write);
+        let guard = self.announce(key.clone());
         let store = self.shared().store.clone();
         let answer = call::catch(send(store, key.clone())).await;
         let answer = answer.unwrap_or_else(|panic| Err(panic.with_outcome(Outcome::Unknown)));
@@ -132,13 +131,13 @@ impl Heatsink {
     /// ```
     pub fn writing(&self, key: impl AsRef<[u8]>) -> Writing {
         let key = Key::copy(key.as_ref());
-        let (hash, due) = self.observe(&key, 1);
-        self.sampled(due, hash, &key, Seen::Write);
-        self.writing_hashed(hash, key)
+        self.sampled(self.observe(1), &key, Seen::Write);
+        self.announce(key)
     }
 
-    fn writing_hashed(&self, hash: u64, key: Key) -> Writing {
+    fn announce(&self, key: Key) -> Writing {
         let shared = self.shared().clone();
+        let hash = shared.hash(&key);
         let slot = (!Shared::untracked(&key)).then(|| shared.begin_write(hash, &key));
         Writing { shared, hash, key, slot }
     }
