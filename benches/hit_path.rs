@@ -24,6 +24,8 @@ const KEY: &str = "post:9";
 const VALUE_BYTES: usize = 256;
 const ROUNDS: usize = 9;
 const WINDOW: Duration = Duration::from_millis(60);
+/// As many windows are run before one is measured: by then the sampling has adapted to the rate.
+const WARM: u32 = 4;
 const TRIES: usize = 5;
 
 /// Hot read at one thread, as a multiple of `moka::sync` `get`.
@@ -147,13 +149,13 @@ impl Subjects {
     }
 }
 
-/// The threads' rates, added up; each thread takes its own time, after a window of warming up: the
-/// sampler adapts to the rate of requests, and a row must not pay for the silence before it.
+/// The threads' rates, added up; each thread takes its own time, after some windows of warming up:
+/// the sampling adapts to the rate of requests, and a row must not pay for the silence before it.
 fn rate(threads: usize, window: Duration, op: impl Fn() -> u64 + Sync) -> f64 {
     let start = Barrier::new(threads);
     let one = || {
         let warm = Instant::now();
-        while warm.elapsed() < window {
+        while warm.elapsed() < WARM * window {
             for _ in 0..1024 {
                 black_box(op());
             }

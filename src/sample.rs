@@ -87,22 +87,28 @@ pub(crate) struct Sampler {
     one_in: AtomicU32,
     /// The number of the instance, as it stands in a slot.
     tag: u64,
-    slot: usize,
     seed: u64,
+    /// Moved on whenever a thread begins to count for this instance: no two begin alike.
+    turns: AtomicU64,
     tx: Sender<Sample>,
     rx: Receiver<Sample>,
     dropped: AtomicU64,
 }
 
+/// A countdown: the instance in the upper half, what is left in the lower. One comparison tells
+/// whether it is this instance's and whether to go on counting.
+type Word = Cell<u64>;
+
 struct Slot {
-    /// The instance in the upper half, what is left to count down in the lower: one comparison
-    /// tells whether the slot is this instance's and whether to go on counting.
-    word: Cell<u64>,
+    word: Word,
     rng: Cell<u64>,
 }
 
 thread_local! {
-    static COUNTDOWNS: [Slot; SLOTS] = const {
+    /// The countdown of the instance that was sampled last on this thread, at a fixed address.
+    static FIRST: Word = const { Cell::new(0) };
+    /// Those of the others, and the state of the randomness of all.
+    static OTHERS: [Slot; SLOTS] = const {
         [const { Slot { word: Cell::new(0), rng: Cell::new(0) } }; SLOTS]
     };
 }
@@ -113,43 +119,63 @@ impl Sampler {
         let (tx, rx) = bounded(QUEUE);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
         let (one_in, dropped) = (AtomicU32::new(1), AtomicU64::new(0));
-        Sampler { one_in, tag: u64::from(id) << 32, slot: id as usize, seed, tx, rx, dropped }
+        let (tag, turns) = (u64::from(id) << 32, AtomicU64::new(1));
+        Sampler { one_in, tag, seed, turns, tx, rx, dropped }
     }
 
     /// Counts one request; true for one in N.
     #[inline]
     pub(crate) fn due(&self) -> bool {
-        COUNTDOWNS.with(|slots| {
-            let slot = &slots[self.slot % SLOTS];
-            let word = slot.word.get();
-            // From 2 up to what fits into the lower half; another instance's word is far off.
-            if word.wrapping_sub(self.tag).wrapping_sub(2) < u64::from(u32::MAX) - 1 {
-                slot.word.set(word - 1);
-                return false;
-            }
-            self.draw(slot)
-        })
+        !FIRST.with(|word| self.count_down(word)) && self.due_elsewhere()
+    }
+
+    /// Counts down in `word`, if it is this instance's and more than one is left.
+    #[inline]
+    fn count_down(&self, word: &Word) -> bool {
+        let now = word.get();
+        // From 2 up to what fits into the lower half; another instance's word is far off.
+        let counts = now.wrapping_sub(self.tag).wrapping_sub(2) < u64::from(u32::MAX) - 1;
+        if counts {
+            word.set(now - 1);
+        }
+        counts
+    }
+
+    fn owns(&self, word: &Word) -> bool {
+        word.get() >> 32 == self.tag >> 32
     }
 
     #[cold]
-    fn draw(&self, slot: &Slot) -> bool {
-        let n = self.one_in.load(Ordering::Relaxed);
-        let mine = slot.word.get() >> 32 == self.tag >> 32;
-        if !mine {
-            slot.rng.set((self.seed ^ 0x9e37_79b9_7f4a_7c15) | 1);
+    #[inline(never)]
+    fn due_elsewhere(&self) -> bool {
+        OTHERS.with(|slots| {
+            let slot = &slots[(self.tag >> 32) as usize % SLOTS];
+            if self.count_down(&slot.word) {
+                return false;
+            }
+            if self.owns(&slot.word) || FIRST.with(|first| self.owns(first)) {
+                // A wait of this instance's is over: the next is at the front.
+                if self.owns(&slot.word) {
+                    slot.word.set(0);
+                }
+                FIRST.with(|first| first.set(self.tag | self.wait(slot)));
+                return true;
+            }
+            // No wait of its own is known: this request gets one, and may be the last of it.
+            let turn = self.turns.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+            slot.rng.set((self.seed ^ turn).wrapping_mul(0xbf58_476d_1ce4_e5b9) | 1);
+            let left = self.wait(slot);
+            slot.word.set(self.tag | left.saturating_sub(1).max(1));
+            left == 1
+        })
+    }
+
+    /// Requests until the next sample, counting the sampled one.
+    fn wait(&self, slot: &Slot) -> u64 {
+        match self.one_in.load(Ordering::Relaxed) {
+            0 | 1 => 1,
+            n => u64::from(self.geometric(slot, n)),
         }
-        if n <= 1 {
-            slot.word.set(self.tag | 1);
-            return true;
-        }
-        let left = u64::from(self.geometric(slot, n));
-        slot.word.set(self.tag | left);
-        if mine {
-            return true;
-        }
-        // The slot belonged to another instance: this request gets a wait of its own.
-        slot.word.set(self.tag | left.saturating_sub(1).max(1));
-        left == 1
     }
 
     /// Requests until the next sample: geometric with mean `n`, at least 1.
@@ -218,6 +244,20 @@ mod tests {
         let total: u32 = by_phase.iter().sum();
         assert!((9_500..10_500).contains(&total), "{total}");
         assert!(by_phase.iter().all(|&n| n > 40), "a key once in 100 requests is seen");
+    }
+
+    #[test]
+    fn instances_that_take_turns_in_one_slot_are_each_sampled_one_in_n() {
+        let slot = |sampler: &Sampler| (sampler.tag >> 32) as usize % SLOTS;
+        let one = Sampler::new(1);
+        let other = (2..).map(Sampler::new).find(|other| slot(other) == slot(&one)).unwrap();
+        let mut sampled = [0u32; 2];
+        [&one, &other].into_iter().for_each(|sampler| sampler.set_one_in(20));
+        for _ in 0..40_000 {
+            sampled[0] += u32::from(one.due());
+            sampled[1] += u32::from(other.due());
+        }
+        assert!(sampled.iter().all(|n| (1_700..2_300).contains(n)), "{sampled:?}");
     }
 
     #[test]
