@@ -1,0 +1,533 @@
+//! Sends commands to the nodes that serve them, and follows what they answer.
+
+use super::answer;
+use super::node::{Failed, Node, Reach};
+use super::router::{Addr, Answer, Attempt, Pace, Range, Step, Table};
+use crate::engine::time::Tick;
+use crate::error::{Error, ErrorKind, Result, Retry};
+use crate::runtime::{BoxFuture, Clock, Home, Runtime, wall_seed};
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use redis::{Cmd, Value};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+/// Units that stand together in one message to a node.
+const TOGETHER_MAX: usize = 128;
+/// Nodes that are asked for the table before it is given up for now.
+const ASKED_MAX: usize = 16;
+
+/// Where the nodes come from.
+#[derive(Clone, Debug)]
+pub(super) enum Topology {
+    /// One node, or the user's own connection.
+    One,
+    /// A cluster, found through these.
+    Cluster(Vec<Addr>),
+}
+
+/// What a store sends its commands through.
+pub(super) struct Route {
+    topology: Topology,
+    view: ArcSwap<View>,
+    /// Held by who changes the view; the nodes by address, replicas apart from masters.
+    pool: Mutex<BTreeMap<(Addr, bool), Arc<Node>>>,
+    reach: Option<Reach>,
+    home: Home,
+    runtime: Arc<dyn Runtime>,
+    clock: Clock,
+    call: Duration,
+    pace: Mutex<Pace>,
+    refreshing: AtomicBool,
+    turn: AtomicUsize,
+}
+
+/// The table, with the nodes that it names.
+struct View {
+    table: Table,
+    masters: Vec<Arc<Node>>,
+    replicas: Vec<Vec<Arc<Node>>>,
+}
+
+/// Commands for one slot that are sent and answered together.
+pub(super) struct Units {
+    /// The slot of each unit.
+    pub(super) slots: Vec<u16>,
+    /// The commands of all units, `each` for every one.
+    pub(super) cmds: Vec<Cmd>,
+    pub(super) each: usize,
+    pub(super) write: bool,
+}
+
+impl Units {
+    fn of(&self, unit: usize) -> &[Cmd] {
+        &self.cmds[unit * self.each..(unit + 1) * self.each]
+    }
+}
+
+/// One unit on its way.
+struct Pending {
+    unit: usize,
+    attempt: Attempt,
+    /// Where the last answer sent it; `None` for the owner of its slot.
+    hop: Option<(Addr, bool)>,
+}
+
+type Replies = Result<Vec<Value>, Failed>;
+
+impl Route {
+    /// A route to the nodes of `topology`.
+    pub(super) fn new(
+        topology: Topology,
+        reach: Reach,
+        first: Addr,
+        runtime: Arc<dyn Runtime>,
+        call: Duration,
+    ) -> Arc<Route> {
+        let node = Node::new(first, false, reach.clone());
+        let home = reach.home.clone();
+        Route::build(topology, node, Some(reach), home, runtime, call)
+    }
+
+    /// A route to the one node behind the user's own connection.
+    pub(super) fn wrap(
+        node: Arc<Node>,
+        home: Home,
+        runtime: Arc<dyn Runtime>,
+        call: Duration,
+    ) -> Arc<Route> {
+        Route::build(Topology::One, node, None, home, runtime, call)
+    }
+
+    fn build(
+        topology: Topology,
+        node: Arc<Node>,
+        reach: Option<Reach>,
+        home: Home,
+        runtime: Arc<dyn Runtime>,
+        call: Duration,
+    ) -> Arc<Route> {
+        let clock = runtime.clock();
+        let table = Table::single(node.addr.clone());
+        let view = View { table, masters: vec![node.clone()], replicas: vec![Vec::new()] };
+        Arc::new(Route {
+            topology,
+            view: ArcSwap::from_pointee(view),
+            pool: Mutex::new(BTreeMap::from([((node.addr.clone(), false), node)])),
+            reach,
+            home,
+            runtime,
+            clock,
+            call,
+            pace: Mutex::new(Pace::new()),
+            refreshing: AtomicBool::new(false),
+            turn: AtomicUsize::new(0),
+        })
+    }
+
+    pub(super) fn home(&self) -> &Home {
+        &self.home
+    }
+
+    pub(super) fn reach(&self) -> Option<&Reach> {
+        self.reach.as_ref()
+    }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        matches!(self.topology, Topology::Cluster(_))
+    }
+
+    pub(super) async fn sleep(&self, wait: Duration) {
+        self.runtime.sleep(wait).await;
+    }
+
+    /// The number of the shard that owns a slot.
+    pub(super) fn shard(&self, slot: u16) -> Option<u32> {
+        self.view.load().table.owner(slot).and_then(|n| u32::try_from(n).ok())
+    }
+
+    /// The node that owns a slot. A slot that nobody is known to own is asked for anywhere: the
+    /// answer tells more than no answer.
+    pub(super) fn owner(&self, slot: u16) -> Arc<Node> {
+        let view = self.view.load();
+        let number = view
+            .table
+            .owner(slot)
+            .unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed) % view.masters.len());
+        view.masters[number].clone()
+    }
+
+    /// A replica of a slot that answers, if one does. They take turns.
+    pub(super) fn replica(&self, slot: u16) -> Option<Arc<Node>> {
+        let view = self.view.load();
+        let all = &view.replicas[view.table.owner(slot)?];
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        (0..all.len()).map(|i| &all[(turn + i) % all.len()]).find(|n| n.answers()).cloned()
+    }
+
+    /// Sends one command to the owner of `slot` and follows redirects until it has a reply, which
+    /// may be an error reply.
+    ///
+    /// # Cancel safety
+    /// Dropped, a write may have been applied or not. Nothing is sent after that.
+    pub(super) async fn one(self: &Arc<Self>, slot: u16, cmd: &Cmd, write: bool) -> Result<Value> {
+        let deadline = self.clock.now().after(self.call);
+        let node = self.owner(slot);
+        match node.one(cmd).await {
+            Ok(reply) if !matches!(reply, Value::ServerError(_)) => Ok(reply),
+            got => {
+                let got = got.map(|reply| vec![reply]);
+                let cmds = std::slice::from_ref(cmd);
+                let replies = Box::pin(self.follow(slot, cmds, write, deadline, node, got)).await?;
+                replies.into_iter().next().ok_or_else(|| answer::unexpected(write))
+            }
+        }
+    }
+
+    /// Like [`one`](Route::one) for commands that only read and are sent together.
+    pub(super) async fn read(self: &Arc<Self>, slot: u16, cmds: &[Cmd]) -> Result<Vec<Value>> {
+        let deadline = self.clock.now().after(self.call);
+        let node = self.owner(slot);
+        let got = node.many(cmds.iter(), false).await;
+        match got {
+            Ok(replies) if !replies.iter().any(|r| matches!(r, Value::ServerError(_))) => {
+                Ok(replies)
+            }
+            got => Box::pin(self.follow(slot, cmds, false, deadline, node, got)).await,
+        }
+    }
+
+    async fn follow(
+        self: &Arc<Self>,
+        slot: u16,
+        cmds: &[Cmd],
+        write: bool,
+        deadline: Tick,
+        mut node: Arc<Node>,
+        mut got: Replies,
+    ) -> Result<Vec<Value>> {
+        let mut attempt = Attempt::new(write, deadline);
+        loop {
+            let answer = self.learn(&node, judge(&got, &node.addr));
+            match attempt.next(answer, self.clock.now()) {
+                Step::Deliver => return self.delivered(got, write),
+                Step::Send { to, asking } => {
+                    node = self.node(&to, false).ok_or_else(|| strange(write))?;
+                    got = node.many(cmds.iter(), asking).await;
+                }
+                Step::Wait(wait) => {
+                    let Some(place) = node.wait() else { return Err(crowded()) };
+                    self.runtime.sleep(wait).await;
+                    drop(place);
+                    node = self.owner(slot);
+                    got = node.many(cmds.iter(), false).await;
+                }
+            }
+        }
+    }
+
+    /// Sends many units, those of one node together; each has its own replies and redirects.
+    ///
+    /// # Cancel safety
+    /// As [`one`](Route::one), for each of them.
+    pub(super) async fn batch(self: &Arc<Self>, units: &Units) -> Vec<Result<Vec<Value>>> {
+        let deadline = self.clock.now().after(self.call);
+        let mut done: Vec<Option<Result<Vec<Value>>>> = Vec::new();
+        done.resize_with(units.slots.len(), || None);
+        let attempt = Attempt::new(units.write, deadline);
+        let start = |unit| Pending { unit, attempt: attempt.clone(), hop: None };
+        let mut pending: Vec<Pending> = (0..units.slots.len()).map(start).collect();
+        let mut later: Vec<Pending> = Vec::new();
+        let mut pause = Duration::ZERO;
+        loop {
+            if pending.is_empty() {
+                if later.is_empty() {
+                    break;
+                }
+                self.runtime.sleep(std::mem::take(&mut pause)).await;
+                pending = std::mem::take(&mut later);
+            }
+            for (node, mut sent, got) in self.round(units, std::mem::take(&mut pending)).await {
+                for (mut one, got) in split(&mut sent, got, units.each) {
+                    let answer = self.learn(&node, judge(&got, &node.addr));
+                    match one.attempt.next(answer, self.clock.now()) {
+                        Step::Deliver => done[one.unit] = Some(self.delivered(got, units.write)),
+                        Step::Send { to, asking } => {
+                            one.hop = Some((to, asking));
+                            pending.push(one);
+                        }
+                        Step::Wait(_) if node.wait().is_none() => {
+                            done[one.unit] = Some(Err(crowded()));
+                        }
+                        Step::Wait(wait) => {
+                            one.hop = None;
+                            pause = pause.max(wait);
+                            later.push(one);
+                        }
+                    }
+                }
+            }
+        }
+        done.into_iter().map(|d| d.unwrap_or_else(|| Err(strange(units.write)))).collect()
+    }
+
+    /// Sends what is pending, grouped by node.
+    async fn round(
+        &self,
+        units: &Units,
+        pending: Vec<Pending>,
+    ) -> Vec<(Arc<Node>, Vec<Pending>, Replies)> {
+        let mut groups: BTreeMap<(Addr, bool), (Arc<Node>, Vec<Pending>)> = BTreeMap::new();
+        for one in pending {
+            let slot = units.slots[one.unit];
+            let asking = one.hop.as_ref().is_some_and(|(_, asking)| *asking);
+            let to = one.hop.as_ref().and_then(|(addr, _)| self.node(addr, false));
+            let node = to.unwrap_or_else(|| self.owner(slot));
+            let group = groups.entry((node.addr.clone(), asking));
+            group.or_insert_with(|| (node, Vec::new())).1.push(one);
+        }
+        let mut sends: Vec<BoxFuture<'_, _>> = Vec::new();
+        for ((_, asking), (node, mut members)) in groups {
+            while !members.is_empty() {
+                let rest = members.split_off(members.len().min(TOGETHER_MAX));
+                let (part, node) = (std::mem::replace(&mut members, rest), node.clone());
+                sends.push(Box::pin(async move {
+                    let cmds: Vec<&Cmd> = part.iter().flat_map(|p| units.of(p.unit)).collect();
+                    let got = node.many(cmds.into_iter(), asking).await;
+                    (node, part, got)
+                }));
+            }
+        }
+        join(sends).await
+    }
+
+    /// What the caller gets in the end.
+    fn delivered(&self, got: Replies, write: bool) -> Result<Vec<Value>> {
+        match got {
+            Ok(replies) => Ok(replies),
+            Err(Failed::Unsent(e) | Failed::Refused(e)) => Err(e),
+            Err(Failed::Lost(e)) => Err(answer::lost(e, write)),
+        }
+    }
+
+    /// Reads from a replica of a slot, if one answers. No redirects are followed.
+    pub(super) async fn read_replica(
+        self: &Arc<Self>,
+        slot: u16,
+        cmds: &[Cmd],
+    ) -> Option<Vec<Value>> {
+        let node = self.replica(slot)?;
+        let got = node.many(cmds.iter(), false).await;
+        self.learn(&node, judge(&got, &node.addr));
+        got.ok()
+    }
+
+    /// What a reply that came another way than through here says.
+    pub(super) fn heard(self: &Arc<Self>, node: &Arc<Node>, reply: &Value) -> Answer {
+        self.learn(node, answer::answer(reply, &node.addr))
+    }
+
+    /// Takes from an answer what it says about the table.
+    fn learn(self: &Arc<Self>, node: &Arc<Node>, answer: Answer) -> Answer {
+        if !self.is_cluster() {
+            if answer == Answer::ReadOnly {
+                node.reconnect();
+            }
+            let elsewhere = matches!(answer, Answer::Moved { .. } | Answer::Ask { .. });
+            return if elsewhere { Answer::Final } else { answer };
+        }
+        match &answer {
+            Answer::Final | Answer::Ask { .. } => {}
+            Answer::Moved { slot, to } => {
+                self.moved(*slot, to);
+                self.doubt();
+            }
+            Answer::NotNow | Answer::ReadOnly | Answer::Unsent | Answer::Lost => self.doubt(),
+        }
+        answer
+    }
+
+    fn moved(&self, slot: u16, to: &Addr) {
+        if self.view.load().table.serves(slot, to) {
+            return;
+        }
+        let mut pool = self.pool.lock();
+        let mut table = self.view.load().table.clone();
+        if table.moved(slot, to) {
+            self.show(&mut pool, table);
+        }
+    }
+
+    fn show(&self, pool: &mut BTreeMap<(Addr, bool), Arc<Node>>, table: Table) {
+        let Some(reach) = &self.reach else { return };
+        let mut node = |addr: &Addr, replica| {
+            let new = || Node::new(addr.clone(), replica, reach.clone());
+            pool.entry((addr.clone(), replica)).or_insert_with(new).clone()
+        };
+        let masters = table.shards().iter().map(|s| node(&s.master, false)).collect();
+        let replicas = |s: &super::router::Shard| -> Vec<Arc<Node>> {
+            s.replicas.iter().map(|addr| node(addr, true)).collect()
+        };
+        let replicas = table.shards().iter().map(replicas).collect();
+        self.view.store(Arc::new(View { table, masters, replicas }));
+    }
+
+    /// The node at an address, in the table or not: a slot may move to one that has none yet.
+    fn node(&self, addr: &Addr, replica: bool) -> Option<Arc<Node>> {
+        let reach = self.reach.as_ref()?;
+        let mut pool = self.pool.lock();
+        let new = || Node::new(addr.clone(), replica, reach.clone());
+        Some(pool.entry((addr.clone(), replica)).or_insert_with(new).clone())
+    }
+
+    /// Has the table asked for in the background. No call waits for it.
+    fn doubt(self: &Arc<Self>) {
+        if self.refreshing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let refresh = Refresh(self.clone());
+        self.home.spawn(Box::pin(async move {
+            let route = &refresh.0;
+            let wait = route.pace.lock().ask(route.clock.now(), wall_seed());
+            route.runtime.sleep(wait).await;
+            drop(route.refresh().await);
+        }));
+    }
+
+    /// Asks the nodes in turn for the table until one answers.
+    ///
+    /// # Errors
+    /// What the last node said.
+    pub(super) async fn refresh(&self) -> Result<()> {
+        let mut cmd = redis::cmd("CLUSTER");
+        cmd.arg("SLOTS");
+        let mut last = Error::not_applied(ErrorKind::Store, "no node of the cluster is known");
+        for node in self.candidates() {
+            match node.one(&cmd).await {
+                Ok(Value::ServerError(e)) => last = answer::refused(&e),
+                Ok(reply) => match answer::slots(&reply, &node.addr) {
+                    Some(ranges) if !ranges.is_empty() => {
+                        self.apply(&ranges);
+                        return Ok(());
+                    }
+                    _ => last = Error::not_applied(ErrorKind::Store, "a node knows no slots"),
+                },
+                Err(Failed::Unsent(e) | Failed::Refused(e)) => last = e,
+                Err(Failed::Lost(e)) => last = answer::lost(e, false),
+            }
+        }
+        Err(last)
+    }
+
+    /// Who is asked for the table: masters that answer, in turn, then the others, then the seeds.
+    fn candidates(&self) -> Vec<Arc<Node>> {
+        let view = self.view.load();
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let n = view.masters.len();
+        let mut all: Vec<_> = (0..n).map(|i| view.masters[(turn + i) % n].clone()).collect();
+        all.extend(view.replicas.iter().flatten().filter_map(|r| self.node(&r.addr, false)));
+        if let Topology::Cluster(seeds) = &self.topology {
+            all.extend(seeds.iter().filter_map(|seed| self.node(seed, false)));
+        }
+        all.sort_by_key(|node| !node.answers());
+        all.truncate(ASKED_MAX);
+        all
+    }
+
+    fn apply(&self, ranges: &[Range]) {
+        let mut pool = self.pool.lock();
+        let table = self.view.load().table.refreshed(ranges);
+        if !table.has_hole() {
+            self.pace.lock().settled();
+        }
+        self.show(&mut pool, table);
+        // Nodes that left the table and that no redirect has named since the last time are closed.
+        let view = self.view.load();
+        let named = |node: &Arc<Node>| {
+            let all = view.masters.iter().chain(view.replicas.iter().flatten());
+            all.into_iter().any(|n| Arc::ptr_eq(n, node))
+        };
+        pool.retain(|_, node| named(node) || node.was_used());
+    }
+}
+
+/// However the task that asks for the table ends, the next doubt starts another.
+struct Refresh(Arc<Route>);
+
+impl Drop for Refresh {
+    fn drop(&mut self) {
+        self.0.refreshing.store(false, Ordering::Release);
+    }
+}
+
+/// The answer of a unit: the first of its replies that is not final.
+fn judge(got: &Replies, from: &Addr) -> Answer {
+    match got {
+        Ok(replies) => {
+            let answers = replies.iter().map(|reply| answer::answer(reply, from));
+            answers.into_iter().find(|a| *a != Answer::Final).unwrap_or(Answer::Final)
+        }
+        Err(Failed::Unsent(_)) => Answer::Unsent,
+        Err(Failed::Refused(_)) => Answer::Final,
+        Err(Failed::Lost(_)) => Answer::Lost,
+    }
+}
+
+/// Deals the replies of one message out to its units.
+fn split(
+    sent: &mut Vec<Pending>,
+    got: Replies,
+    each: usize,
+) -> impl Iterator<Item = (Pending, Replies)> {
+    let (mut replies, failed) = match got {
+        Ok(replies) => (replies.into_iter(), None),
+        Err(failed) => (Vec::new().into_iter(), Some(failed)),
+    };
+    std::mem::take(sent).into_iter().map(move |one| match &failed {
+        Some(failed) => (one, Err(failed.clone())),
+        None => (one, Ok(replies.by_ref().take(each).collect())),
+    })
+}
+
+fn strange(write: bool) -> Error {
+    answer::unexpected(write)
+}
+
+fn crowded() -> Error {
+    Error::not_applied(ErrorKind::Shed, "too many calls wait for the node")
+        .with_retry(Retry::After(Duration::from_millis(10)))
+}
+
+/// Polls all futures until each is done.
+async fn join<T>(mut futures: Vec<BoxFuture<'_, T>>) -> Vec<T> {
+    if futures.len() == 1
+        && let Some(only) = futures.pop()
+    {
+        return vec![only.await];
+    }
+    let mut done: Vec<Option<T>> = futures.iter().map(|_| None).collect();
+    std::future::poll_fn(|cx| {
+        let mut pending = false;
+        for (future, done) in futures.iter_mut().zip(&mut done) {
+            if done.is_none() {
+                match future.as_mut().poll(cx) {
+                    Poll::Ready(out) => *done = Some(out),
+                    Poll::Pending => pending = true,
+                }
+            }
+        }
+        if pending { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
+    done.into_iter().flatten().collect()
+}
+
+impl fmt::Debug for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Route").field("topology", &self.topology).finish_non_exhaustive()
+    }
+}

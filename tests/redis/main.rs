@@ -1,0 +1,12 @@
+//! `RedisStore` against real servers, which these tests start themselves.
+#![cfg(feature = "redis")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    unreachable_pub,
+    reason = "tests drive real threads, clocks and processes, and fail by panicking"
+)]
+#![allow(clippy::allow_attributes, reason = "not every module needs each of them")]
+
+mod node;
+mod servers;
