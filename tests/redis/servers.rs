@@ -5,7 +5,7 @@
 //! kills its server by process id and removes its folder.
 
 use redis::{Cmd, ConnectionLike, FromRedisValue, Value};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -16,9 +16,9 @@ const KEEPER: &str = r#"dir="$1"; shift
 "$@" >"$dir/log" 2>&1 </dev/null &
 server=$!
 echo "$server"
-read -r _
+read -r word
 kill -CONT "$server"; kill -KILL "$server"; wait "$server"
-rm -rf "$dir""#;
+[ "$word" = keep ] || rm -rf "$dir""#;
 
 /// One server. Dropping it kills it.
 pub struct Server {
@@ -87,11 +87,14 @@ impl Server {
         }
     }
 
-    /// Starts a server that was killed again, at its port, with nothing in its memory.
-    pub fn restart(&mut self) {
+    /// Kills the server and starts it again at its port and in its folder, with further
+    /// arguments. Returns once it takes connections.
+    pub fn restart(&mut self, args: &[&str]) {
+        drop(self.keeper.stdin.as_mut().unwrap().write_all(b"keep\n"));
         self.end();
-        self.dir = folder();
-        (self.keeper, self.pid) = spawn(&self.dir, self.port, &self.args);
+        let args: Vec<String> =
+            self.args.iter().cloned().chain(args.iter().map(|a| (*a).to_string())).collect();
+        (self.keeper, self.pid) = spawn(&self.dir, self.port, &args);
         self.wait_up();
     }
 
@@ -151,6 +154,13 @@ impl Control {
         let mut cmd = Cmd::new();
         cmd.arg(words);
         self.0.req_command(&cmd)
+    }
+
+    /// Moves one key to the server at `port`.
+    pub fn migrate(&mut self, port: u16, key: &[u8]) {
+        let mut cmd = redis::cmd("MIGRATE");
+        cmd.arg("127.0.0.1").arg(port).arg(key).arg(0).arg(1000);
+        self.0.req_command(&cmd).unwrap();
     }
 }
 

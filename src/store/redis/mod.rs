@@ -27,6 +27,7 @@ mod scripts;
 mod subscribe;
 
 pub use builder::RedisStoreBuilder;
+pub use route::RedisStats;
 
 use super::{Capability, Once, Store, Stored, Subscription, Take, Version};
 use crate::error::{Error, ErrorKind, Result};
@@ -138,6 +139,12 @@ impl RedisStore {
     /// [`Config`](ErrorKind::Config) outside of tokio when no thread can be started.
     pub fn wrap(conn: MultiplexedConnection) -> Result<RedisStore> {
         RedisStoreBuilder::new("").wrap(conn)
+    }
+
+    /// What the store has met on its way: redirects, waits, failovers.
+    #[must_use]
+    pub fn stats(&self) -> RedisStats {
+        self.inner.route.stats()
     }
 
     fn over(inner: Inner) -> RedisStore {

@@ -20,7 +20,8 @@ use tokio::sync::Notify;
 
 const BACK_OFF_FIRST: Duration = Duration::from_millis(25);
 const BACK_OFF_MAX: Duration = Duration::from_secs(1);
-/// Calls in a row that ran into the time limit, after which the breaker opens.
+/// Calls in a row that ran into the time limit, after which the breaker opens; and stays open
+/// until a new connection is answered on.
 const TIMEOUTS_MAX: u32 = 8;
 /// Connections that one call waits for, each of which was lost at once.
 const OPENINGS_MAX: u32 = 3;
@@ -100,7 +101,7 @@ struct Door {
     opening: bool,
     fails: u32,
     shut_until: Tick,
-    /// The breaker shut it: the node takes connections and does not answer.
+    /// The breaker shut it: the node is there and does not answer.
     breaker: bool,
     last: Option<Error>,
 }
@@ -285,11 +286,11 @@ impl Node {
             match made {
                 Ok(live) => {
                     (door.fails, door.breaker, door.last) = (0, false, None);
-                    node.timeouts.store(0, Ordering::Relaxed);
                     node.live.store(Some(Arc::new(live)));
                 }
-                Err(e) => {
+                Err((e, timeout)) => {
                     door.last = Some(e);
+                    door.breaker = timeout;
                     node.shut(&mut door);
                 }
             }
@@ -297,8 +298,9 @@ impl Node {
         }));
     }
 
-    async fn connect(&self) -> crate::Result<Live> {
-        let Some(reach) = &self.reach else { return Err(self.ended()) };
+    /// A new connection; or why there is none, and whether that is for want of an answer.
+    async fn connect(&self) -> Result<Live, (Error, bool)> {
+        let Some(reach) = &self.reach else { return Err((self.ended(), false)) };
         let ended = Arc::new(AtomicBool::new(false));
         let flag = ended.clone();
         // The callback must not block; it sets a flag.
@@ -308,7 +310,10 @@ impl Node {
             }
             Ok(())
         };
-        let error = |e| answer::not_connected(e, &self.addr);
+        let error = |e: RedisError| {
+            let timeout = e.is_timeout();
+            (answer::not_connected(e, &self.addr), timeout)
+        };
         let conn = open(reach, &self.addr, on_push).await.map_err(error)?;
         if self.replica {
             let read_only = conn.clone().send_packed_command(&redis::cmd("READONLY")).await;
@@ -317,10 +322,14 @@ impl Node {
         Ok(Live { conn, ended })
     }
 
-    /// Gives up a connection that failed, or that has stopped answering.
+    /// Gives up a connection that failed, or that has not answered in time: what comes late over
+    /// it is nobody's. Calls in flight on it go on.
     fn failed(&self, live: &Arc<Live>, e: &RedisError) {
-        let timeout = e.is_timeout();
-        if timeout && self.timeouts.fetch_add(1, Ordering::Relaxed) + 1 < TIMEOUTS_MAX {
+        let timeouts = match e.is_timeout() {
+            true => self.timeouts.fetch_add(1, Ordering::Relaxed) + 1,
+            false => 0,
+        };
+        if self.reach.is_none() {
             return;
         }
         let mut door = self.door.lock();
@@ -328,10 +337,8 @@ impl Node {
         if self.live.load().as_ref().is_none_or(|now| !Arc::ptr_eq(now, live)) {
             return;
         }
-        if self.reach.is_some() {
-            self.live.store(None);
-        }
-        if timeout {
+        self.live.store(None);
+        if timeouts >= TIMEOUTS_MAX {
             door.last = Some(Error::not_applied(
                 ErrorKind::Throttled,
                 "the node has stopped answering; its breaker is open",

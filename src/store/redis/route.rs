@@ -12,7 +12,7 @@ use redis::{Cmd, Value};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -44,6 +44,36 @@ pub(super) struct Route {
     pace: Mutex<Pace>,
     refreshing: AtomicBool,
     turn: AtomicUsize,
+    counts: Counts,
+}
+
+#[derive(Default)]
+struct Counts {
+    moved: AtomicU64,
+    asked: AtomicU64,
+    waited: AtomicU64,
+    lost: AtomicU64,
+    refreshed: AtomicU64,
+    failovers: AtomicU64,
+}
+
+/// What a [`RedisStore`](super::RedisStore) has met on its way, in numbers since it was made.
+#[non_exhaustive]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct RedisStats {
+    /// Commands that were sent on because their slot had moved.
+    pub moved: u64,
+    /// Commands that were sent on because their slot was on the move.
+    pub asked: u64,
+    /// Waits for a node that did not execute a command for now, or could not be reached.
+    pub waited: u64,
+    /// Commands that were sent and not answered.
+    pub lost: u64,
+    /// How often the table of a cluster was asked for.
+    pub refreshed: u64,
+    /// Replicas that took over from their master. Replication is asynchronous: writes that the
+    /// old master acknowledged last may be missing after each of them.
+    pub failovers: u64,
 }
 
 /// The table, with the nodes that it names.
@@ -126,6 +156,7 @@ impl Route {
             pace: Mutex::new(Pace::new()),
             refreshing: AtomicBool::new(false),
             turn: AtomicUsize::new(0),
+            counts: Counts::default(),
         })
     }
 
@@ -135,6 +166,19 @@ impl Route {
 
     pub(super) fn reach(&self) -> Option<&Reach> {
         self.reach.as_ref()
+    }
+
+    pub(super) fn stats(&self) -> RedisStats {
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let c = &self.counts;
+        RedisStats {
+            moved: of(&c.moved),
+            asked: of(&c.asked),
+            waited: of(&c.waited),
+            lost: of(&c.lost),
+            refreshed: of(&c.refreshed),
+            failovers: of(&c.failovers),
+        }
     }
 
     pub(super) fn is_cluster(&self) -> bool {
@@ -333,6 +377,13 @@ impl Route {
 
     /// Takes from an answer what it says about the table.
     fn learn(self: &Arc<Self>, node: &Arc<Node>, answer: Answer) -> Answer {
+        match &answer {
+            Answer::Final => return answer,
+            Answer::Moved { .. } => count(&self.counts.moved),
+            Answer::Ask { .. } => count(&self.counts.asked),
+            Answer::NotNow | Answer::ReadOnly | Answer::Unsent => count(&self.counts.waited),
+            Answer::Lost => count(&self.counts.lost),
+        }
         if !self.is_cluster() {
             if answer == Answer::ReadOnly {
                 node.reconnect();
@@ -440,7 +491,10 @@ impl Route {
 
     fn apply(&self, ranges: &[Range]) {
         let mut pool = self.pool.lock();
-        let table = self.view.load().table.refreshed(ranges);
+        let old = self.view.load_full();
+        let table = old.table.refreshed(ranges);
+        count(&self.counts.refreshed);
+        self.counts.failovers.fetch_add(old.table.failovers(&table), Ordering::Relaxed);
         if !table.has_hole() {
             self.pace.lock().settled();
         }
@@ -453,6 +507,10 @@ impl Route {
         };
         pool.retain(|_, node| named(node) || node.was_used());
     }
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
 }
 
 /// However the task that asks for the table ends, the next doubt starts another.

@@ -179,6 +179,12 @@ impl Table {
         self.owner(slot).is_some_and(|n| self.shards[n].master == *addr)
     }
 
+    /// How many shards of this table are led by one of their replicas in `next`.
+    pub(super) fn failovers(&self, next: &Table) -> u64 {
+        let led = |(old, new): &(&Shard, &Shard)| old.replicas.contains(&new.master);
+        self.shards.iter().zip(&next.shards).filter(led).count() as u64
+    }
+
     /// The shards by their numbers.
     pub(super) fn shards(&self) -> &[Shard] {
         &self.shards
@@ -340,6 +346,7 @@ mod tests {
         let failed_over = first.refreshed(&[range(10, 19, 5, &[2]), range(0, 9, 1, &[4])]);
         assert_eq!((failed_over.owner(0), failed_over.owner(10)), (Some(0), Some(1)));
         assert!(failed_over.serves(10, &node(5)));
+        assert_eq!((first.failovers(&failed_over), first.failovers(&first)), (1, 0));
         let emptied = failed_over.refreshed(&[range(0, 19, 5, &[2])]);
         assert_eq!((emptied.owner(0), emptied.owner(10)), (Some(1), Some(1)));
         let joined = emptied.refreshed(&[range(0, 9, 7, &[]), range(10, 19, 5, &[])]);
