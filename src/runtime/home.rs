@@ -55,7 +55,8 @@ impl Home {
     }
 
     fn poll_inside<F: Future>(&self, future: Pin<&mut F>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        if Handle::try_current().is_ok() {
+        // Whether this is a task is asked first: that touches nothing that threads share.
+        if tokio::task::try_id().is_some() || Handle::try_current().is_ok() {
             return future.poll(cx);
         }
         let handle = self.0.handle.lock().clone();

@@ -1,7 +1,7 @@
 //! Masters that die or stand still.
 
-use crate::cluster::{Cluster, MASTERS, home_of, until};
 use crate::load::Seen;
+use crate::servers::cluster::{Cluster, MASTERS, home_of, until};
 use crate::servers::run;
 use heatsink::store::{RedisStore, Store};
 use heatsink::{ErrorKind, Key, Outcome};
@@ -176,6 +176,33 @@ fn a_master_that_stands_still_takes_nobody_elses_callers() {
         assert_eq!(sum(&store, &load.well_keys).await, acked);
         let (total, acked) = (sum(&store, &load.sick_keys).await, load.sick.acked());
         assert!((acked..=acked + unknown).contains(&total), "{total}: {acked} + {unknown}");
+    });
+}
+
+#[test]
+fn hedged_reads_go_on_while_their_master_stands_still_and_cost_little_before() {
+    run(async {
+        let cluster = Cluster::with(&PARTIAL);
+        let builder = RedisStore::builder(&cluster.url(0)).cluster(true);
+        let bare = builder.clone().connect().await.unwrap();
+        let hedged = builder.hedged_reads(true).connect().await.unwrap();
+        let key = keys_of(VICTIM, 1).remove(0);
+        hedged.put(&key, "v".into(), None).await.unwrap();
+        for _ in 0..2000 {
+            assert_eq!(hedged.get(&key).await.unwrap().unwrap().bytes, "v");
+        }
+        let before = hedged.stats().hedged;
+        assert!(before <= 110, "{before} of 2,000 reads were sent twice");
+        cluster.nodes[VICTIM].pause();
+        for _ in 0..5 {
+            let start = Instant::now();
+            assert_eq!(hedged.get(&key).await.unwrap().unwrap().bytes, "v");
+            assert!(start.elapsed() < Duration::from_millis(250), "{:?}", start.elapsed());
+        }
+        let limit = Duration::from_millis(250);
+        assert!(tokio::time::timeout(limit, bare.get(&key)).await.is_err());
+        cluster.nodes[VICTIM].resume();
+        assert!(hedged.stats().hedged >= before + 5);
     });
 }
 

@@ -8,11 +8,11 @@
 )]
 #![allow(clippy::allow_attributes, reason = "not every module needs each of them")]
 
-mod cluster;
 mod failover;
 mod faults;
 mod load;
 mod moves;
 mod node;
 mod proxy;
+#[path = "../../examples/servers/mod.rs"]
 mod servers;

@@ -1,7 +1,7 @@
 //! Slots that move while they are used.
 
-use crate::cluster::{Cluster, home_of};
 use crate::load::Seen;
+use crate::servers::cluster::{Cluster, MASTERS, home_of};
 use crate::servers::run;
 use heatsink::Key;
 use heatsink::store::{Once, RedisStore, Store, Take};
@@ -41,6 +41,11 @@ fn a_cluster_passes_the_conformance_suite() {
         let report = conformance(builder.connect().await.unwrap(), "t:").await;
         report.assert_passed();
         assert!(report.capability.replicas && report.capability.shard_of);
+        let reads = |node: usize| {
+            let stats: String = cluster.nodes[node].control().ask("INFO commandstats");
+            stats.contains("cmdstat_get:")
+        };
+        assert!((MASTERS..2 * MASTERS).any(reads), "no replica was read");
     });
 }
 

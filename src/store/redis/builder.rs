@@ -38,6 +38,7 @@ impl RedisStoreBuilder {
             options: Options {
                 scripts: true,
                 replicas: false,
+                hedge: false,
                 ttl: true,
                 ids_kept: Duration::from_secs(24 * 3600),
                 ids_max: 1 << 20,
@@ -104,6 +105,19 @@ impl RedisStoreBuilder {
     /// for at its master too, since a replica does not follow a slot on the move.
     pub fn replicas(mut self, replicas: bool) -> Self {
         self.options.replicas = replicas;
+        self
+    }
+
+    /// Whether a read of one key that takes longer than 95 in 100 reads of its master have taken,
+    /// or that its master fails, is sent to a replica too. Only in a cluster. At most one in
+    /// twenty reads is sent twice for being slow. Default: no.
+    ///
+    /// # Staleness
+    /// Such a read may bring what the replica has. It may be older than a write that this process
+    /// has finished: the promise that a caller never sees what its own write has replaced holds
+    /// without this option only.
+    pub fn hedged_reads(mut self, hedge: bool) -> Self {
+        self.options.hedge = hedge;
         self
     }
 
@@ -188,8 +202,13 @@ impl RedisStoreBuilder {
         if self.cluster && base.redis_settings().db() != 0 {
             return Err(Error::config("a Redis cluster has no databases but number 0"));
         }
-        if self.options.replicas && !self.cluster {
-            return Err(Error::config("`replicas` needs a cluster, which names its replicas"));
+        for (asked, name) in
+            [(self.options.replicas, "replicas"), (self.options.hedge, "hedged_reads")]
+        {
+            if asked && !self.cluster {
+                let what = format!("`{name}` needs a cluster, which names its replicas");
+                return Err(Error::config(what));
+            }
         }
         if self.limits.in_flight_max == 0 {
             return Err(Error::config("`in_flight_max` is 0: no call could be made"));

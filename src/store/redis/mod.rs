@@ -20,6 +20,7 @@
 
 mod answer;
 mod builder;
+mod hedge;
 mod node;
 mod route;
 mod router;
@@ -34,7 +35,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::key::{self, Key};
 use bytes::Bytes;
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, Value};
+use redis::{Cmd, Pipeline, Value};
 use route::{Route, Units};
 use scripts::{Script, Scripts};
 use std::fmt;
@@ -88,6 +89,7 @@ struct Inner {
 struct Options {
     scripts: bool,
     replicas: bool,
+    hedge: bool,
     ttl: bool,
     ids_kept: Duration,
     ids_max: usize,
@@ -204,13 +206,19 @@ impl RedisStore {
         }
     }
 
-    fn read_cmds(&self, key: &Key, into: &mut Vec<Cmd>) {
-        let names: &[&str] = if self.inner.options.ttl { &["GET", "PTTL"] } else { &["GET"] };
-        for name in names {
+    /// The commands that read one key.
+    fn read_cmds(&self, key: &Key) -> Pipeline {
+        let mut pipe = Pipeline::with_capacity(2);
+        let mut cmd = |name: &str| {
             let mut cmd = Cmd::with_capacity(2, name.len() + key.len());
-            cmd.arg(*name).arg(key.as_bytes());
-            into.push(cmd);
+            cmd.arg(name).arg(key.as_bytes());
+            pipe.add_command(cmd);
+        };
+        cmd("GET");
+        if self.inner.options.ttl {
+            cmd("PTTL");
         }
+        pipe
     }
 
     fn kept(&self) -> (String, String) {
@@ -325,21 +333,24 @@ impl Store for RedisStore {
     }
 
     async fn get(&self, key: &Key) -> Result<Option<Stored>> {
-        let mut cmds = Vec::with_capacity(2);
-        self.read_cmds(key, &mut cmds);
-        let (route, slot) = (&self.inner.route, key.cluster_slot());
-        let replies = self.run(async {
-            match cmds.as_slice() {
-                [get] => Ok(vec![route.one(slot, get, false).await?]),
-                cmds => route.read(slot, cmds).await,
-            }
-        });
-        replies.await.and_then(value).map_err(|e| e.with_key(key))
+        let (inner, slot) = (&*self.inner, key.cluster_slot());
+        let replies = if inner.options.hedge {
+            self.run(inner.route.read_hedged(slot, &self.read_cmds(key))).await
+        } else if inner.options.ttl {
+            self.run(inner.route.read(slot, &self.read_cmds(key))).await
+        } else {
+            let mut cmd = Cmd::with_capacity(2, 3 + key.len());
+            cmd.arg("GET").arg(key.as_bytes());
+            self.run(inner.route.one(slot, &cmd, false)).await.map(|reply| vec![reply])
+        };
+        replies.and_then(value).map_err(|e| e.with_key(key))
     }
 
     async fn get_many(&self, keys: &[Key]) -> Vec<Result<Option<Stored>>> {
         let each = if self.inner.options.ttl { 2 } else { 1 };
-        let read = |key: &Key, into: &mut Vec<Cmd>| self.read_cmds(key, into);
+        let read = |key: &Key, into: &mut Vec<Cmd>| {
+            into.extend(self.read_cmds(key).cmd_iter().cloned());
+        };
         let replies = self.batch(keys, false, each, read).await;
         let one = |(key, got): (&Key, Result<Vec<Value>>)| {
             got.and_then(value).map_err(|e| e.with_key(key))
@@ -485,9 +496,7 @@ impl Store for RedisStore {
         if !self.inner.options.replicas {
             return Err(Error::unsupported("replicas"));
         }
-        let mut cmds = Vec::with_capacity(2);
-        self.read_cmds(key, &mut cmds);
-        let route = &self.inner.route;
+        let (route, cmds) = (&self.inner.route, self.read_cmds(key));
         let near = self.run(async { Ok(route.read_replica(key.cluster_slot(), &cmds).await) });
         if let Some(replies) = near.await?
             && let Ok(Some(found)) = value(replies)

@@ -14,7 +14,7 @@ use redis::{
 };
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::Notify;
 
@@ -23,6 +23,9 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(1);
 /// Calls in a row that ran into the time limit, after which the breaker opens; and stays open
 /// until a new connection is answered on.
 const TIMEOUTS_MAX: u32 = 8;
+/// Threads whose spare handles are kept apart; more share.
+const STRIPES: usize = 8;
+const SPARE_MAX: usize = 64;
 /// Connections that one call waits for, each of which was lost at once.
 const OPENINGS_MAX: u32 = 3;
 
@@ -83,10 +86,13 @@ pub(super) struct Node {
     live: ArcSwapOption<Live>,
     door: Mutex<Door>,
     opened: Notify,
-    in_flight: AtomicUsize,
+    in_flight: Apart<AtomicUsize>,
+    spare: [Apart<Mutex<Vec<Handle>>>; STRIPES],
     waiting: AtomicUsize,
     timeouts: AtomicU32,
     used: AtomicBool,
+    /// The estimate of [`hedge`](super::hedge), in nanoseconds.
+    pub(super) slow_ns: AtomicU64,
 }
 
 struct Live {
@@ -94,6 +100,18 @@ struct Live {
     /// Set when the connection has ended while nobody was waiting for a reply.
     ended: Arc<AtomicBool>,
 }
+
+/// A handle to the connection. Cloning one touches counters that all threads share, so those that
+/// a call is done with are kept, apart for each thread.
+struct Handle {
+    live: Arc<Live>,
+    conn: MultiplexedConnection,
+}
+
+/// On cache lines of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Apart<T>(T);
 
 /// What stands between a call and a connection.
 #[derive(Default)]
@@ -140,10 +158,12 @@ impl Node {
             live: ArcSwapOption::new(live),
             door: Mutex::default(),
             opened: Notify::new(),
-            in_flight: AtomicUsize::new(0),
+            in_flight: Apart::default(),
+            spare: Default::default(),
             waiting: AtomicUsize::new(0),
             timeouts: AtomicU32::new(0),
             used: AtomicBool::new(true),
+            slow_ns: AtomicU64::new(super::hedge::FIRST_NS),
         })
     }
 
@@ -162,40 +182,44 @@ impl Node {
     /// # Cancel safety
     /// Dropped, the command may have been sent or not; its reply reaches nobody.
     pub(super) async fn one(self: &Arc<Node>, cmd: &Cmd) -> Result<Value, Failed> {
-        let (_permit, live) = self.enter().await?;
-        let reply = live.conn.clone().send_packed_command(cmd).await;
-        self.leave(&live, reply)
+        let (_permit, mut handle) = self.enter().await?;
+        let reply = handle.conn.send_packed_command(cmd).await;
+        self.leave(handle, reply)
     }
 
-    /// Sends `n` commands that stand together on the wire, each after ASKING if `asking`; a reply
-    /// for each.
+    /// Sends commands that stand together on the wire; a reply for each.
     ///
     /// # Cancel safety
     /// As [`one`](Node::one).
-    pub(super) async fn many<'a>(
+    pub(super) async fn many(self: &Arc<Node>, pipe: &Pipeline) -> Result<Vec<Value>, Failed> {
+        let (_permit, mut handle) = self.enter().await?;
+        let replies = handle.conn.send_packed_commands(pipe, 0, pipe.len()).await;
+        self.leave(handle, replies)
+    }
+
+    /// Like [`many`](Node::many) for commands that were sent elsewhere before, each after ASKING
+    /// if `asking`.
+    pub(super) async fn again(
         self: &Arc<Node>,
-        cmds: impl ExactSizeIterator<Item = &'a Cmd>,
+        cmds: &[&Cmd],
         asking: bool,
     ) -> Result<Vec<Value>, Failed> {
-        let n = cmds.len() * if asking { 2 } else { 1 };
-        let mut pipe = Pipeline::with_capacity(n);
+        let mut pipe = Pipeline::with_capacity(cmds.len() * 2);
         for cmd in cmds {
             if asking {
                 pipe.cmd("ASKING");
             }
-            pipe.add_command(cmd.clone());
+            pipe.add_command((*cmd).clone());
         }
-        let (_permit, live) = self.enter().await?;
-        let replies = live.conn.clone().send_packed_commands(&pipe, 0, n).await;
-        let replies = self.leave(&live, replies)?;
+        let replies = self.many(&pipe).await?;
         if !asking {
             return Ok(replies);
         }
         Ok(replies.into_iter().skip(1).step_by(2).collect())
     }
 
-    async fn enter(self: &Arc<Node>) -> Result<(Permit<'_>, Arc<Live>), Failed> {
-        let Some(permit) = Permit::take(&self.in_flight, self.in_flight_max) else {
+    async fn enter(self: &Arc<Node>) -> Result<(Permit<'_>, Handle), Failed> {
+        let Some(permit) = Permit::take(&self.in_flight.0, self.in_flight_max) else {
             let full = Error::not_applied(ErrorKind::Shed, "too many calls in flight to the node")
                 .with_retry(Retry::After(Duration::from_millis(10)));
             return Err(Failed::Refused(full));
@@ -203,26 +227,56 @@ impl Node {
         if !self.used.load(Ordering::Relaxed) {
             self.used.store(true, Ordering::Relaxed);
         }
-        if let Some(live) = &*self.live.load()
-            && !live.ended.load(Ordering::Acquire)
-        {
-            return Ok((permit, live.clone()));
+        if let Some(handle) = self.handle() {
+            return Ok((permit, handle));
         }
-        Ok((permit, self.connection().await?))
+        let live = self.connection().await?;
+        let conn = live.conn.clone();
+        Ok((permit, Handle { live, conn }))
     }
 
-    fn leave<T>(&self, live: &Arc<Live>, reply: RedisResult<T>) -> Result<T, Failed> {
+    /// A handle to the present connection, if that is one.
+    fn handle(&self) -> Option<Handle> {
+        let live = self.live.load();
+        let live = live.as_ref().filter(|live| !live.ended.load(Ordering::Acquire))?;
+        let spare = self.spare().lock().pop();
+        let present = spare.filter(|spare| Arc::ptr_eq(&spare.live, live));
+        Some(present.unwrap_or_else(|| Handle { live: live.clone(), conn: live.conn.clone() }))
+    }
+
+    fn spare(&self) -> &Mutex<Vec<Handle>> {
+        thread_local!(static STRIPE: usize = {
+            static NEXT: AtomicUsize = AtomicUsize::new(0);
+            NEXT.fetch_add(1, Ordering::Relaxed) % STRIPES
+        });
+        &self.spare[STRIPE.with(|stripe| *stripe)].0
+    }
+
+    fn leave<T>(&self, handle: Handle, reply: RedisResult<T>) -> Result<T, Failed> {
         match reply {
             Ok(reply) => {
                 if self.timeouts.load(Ordering::Relaxed) != 0 {
                     self.timeouts.store(0, Ordering::Relaxed);
                 }
+                let mut spare = self.spare().lock();
+                if spare.len() < SPARE_MAX {
+                    spare.push(handle);
+                }
                 Ok(reply)
             }
             Err(e) => {
-                self.failed(live, &e);
+                self.failed(&handle.live, &e);
                 Err(Failed::Lost(e))
             }
+        }
+    }
+
+    /// Stops using the present connection; calls in flight on it go on.
+    fn retire(&self) {
+        self.live.store(None);
+        for spare in &self.spare {
+            let old = std::mem::take(&mut *spare.0.lock());
+            drop(old);
         }
     }
 
@@ -256,7 +310,7 @@ impl Node {
             if !live.ended.load(Ordering::Acquire) {
                 return Ok(Knock::Come(live));
             }
-            self.live.store(None);
+            self.retire();
         }
         let Some(reach) = &self.reach else { return Err(Failed::Refused(self.ended())) };
         if door.opening {
@@ -337,7 +391,7 @@ impl Node {
         if self.live.load().as_ref().is_none_or(|now| !Arc::ptr_eq(now, live)) {
             return;
         }
-        self.live.store(None);
+        self.retire();
         if timeouts >= TIMEOUTS_MAX {
             door.last = Some(Error::not_applied(
                 ErrorKind::Throttled,
@@ -354,7 +408,7 @@ impl Node {
         let Some(reach) = &self.reach else { return };
         let mut door = self.door.lock();
         if reach.clock.now().since(door.shut_until) > BACK_OFF_MAX / 4 {
-            self.live.store(None);
+            self.retire();
             self.shut(&mut door);
         }
     }

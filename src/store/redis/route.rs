@@ -1,6 +1,7 @@
 //! Sends commands to the nodes that serve them, and follows what they answer.
 
 use super::answer;
+use super::hedge;
 use super::node::{Failed, Node, Reach};
 use super::router::{Addr, Answer, Attempt, Pace, Range, Step, Table};
 use crate::engine::time::Tick;
@@ -8,11 +9,13 @@ use crate::error::{Error, ErrorKind, Result, Retry};
 use crate::runtime::{BoxFuture, Clock, Home, Runtime, wall_seed};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use redis::{Cmd, Value};
+use redis::{Cmd, Pipeline, Value};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::future::Future;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -44,6 +47,8 @@ pub(super) struct Route {
     pace: Mutex<Pace>,
     refreshing: AtomicBool,
     turn: AtomicUsize,
+    /// Hedges that may be sent, in parts of one.
+    budget: AtomicU32,
     counts: Counts,
 }
 
@@ -55,6 +60,7 @@ struct Counts {
     lost: AtomicU64,
     refreshed: AtomicU64,
     failovers: AtomicU64,
+    hedged: AtomicU64,
 }
 
 /// What a [`RedisStore`](super::RedisStore) has met on its way, in numbers since it was made.
@@ -74,6 +80,8 @@ pub struct RedisStats {
     /// Replicas that took over from their master. Replication is asynchronous: writes that the
     /// old master acknowledged last may be missing after each of them.
     pub failovers: u64,
+    /// Reads that were sent to a replica too, because their master was slow or failed.
+    pub hedged: u64,
 }
 
 /// The table, with the nodes that it names.
@@ -156,6 +164,7 @@ impl Route {
             pace: Mutex::new(Pace::new()),
             refreshing: AtomicBool::new(false),
             turn: AtomicUsize::new(0),
+            budget: AtomicU32::new(0),
             counts: Counts::default(),
         })
     }
@@ -178,6 +187,7 @@ impl Route {
             lost: of(&c.lost),
             refreshed: of(&c.refreshed),
             failovers: of(&c.failovers),
+            hedged: of(&c.hedged),
         }
     }
 
@@ -206,11 +216,16 @@ impl Route {
     }
 
     /// A replica of a slot that answers, if one does. They take turns.
-    pub(super) fn replica(&self, slot: u16) -> Option<Arc<Node>> {
+    fn replica(self: &Arc<Self>, slot: u16) -> Option<Arc<Node>> {
         let view = self.view.load();
         let all = &view.replicas[view.table.owner(slot)?];
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        (0..all.len()).map(|i| &all[(turn + i) % all.len()]).find(|n| n.answers()).cloned()
+        let mut in_turn = (0..all.len()).map(|i| &all[(turn + i) % all.len()]);
+        let found = in_turn.find(|node| node.answers()).cloned();
+        if found.is_none() || self.pace.lock().is_old(self.clock.now()) {
+            self.doubt();
+        }
+        found
     }
 
     /// Sends one command to the owner of `slot` and follows redirects until it has a reply, which
@@ -225,30 +240,32 @@ impl Route {
             Ok(reply) if !matches!(reply, Value::ServerError(_)) => Ok(reply),
             got => {
                 let got = got.map(|reply| vec![reply]);
-                let cmds = std::slice::from_ref(cmd);
-                let replies = Box::pin(self.follow(slot, cmds, write, deadline, node, got)).await?;
+                let replies =
+                    Box::pin(self.follow(slot, &[cmd], write, deadline, node, got)).await?;
                 replies.into_iter().next().ok_or_else(|| answer::unexpected(write))
             }
         }
     }
 
     /// Like [`one`](Route::one) for commands that only read and are sent together.
-    pub(super) async fn read(self: &Arc<Self>, slot: u16, cmds: &[Cmd]) -> Result<Vec<Value>> {
+    pub(super) async fn read(self: &Arc<Self>, slot: u16, pipe: &Pipeline) -> Result<Vec<Value>> {
         let deadline = self.clock.now().after(self.call);
         let node = self.owner(slot);
-        let got = node.many(cmds.iter(), false).await;
-        match got {
+        match node.many(pipe).await {
             Ok(replies) if !replies.iter().any(|r| matches!(r, Value::ServerError(_))) => {
                 Ok(replies)
             }
-            got => Box::pin(self.follow(slot, cmds, false, deadline, node, got)).await,
+            got => {
+                let cmds: Vec<&Cmd> = pipe.cmd_iter().collect();
+                Box::pin(self.follow(slot, &cmds, false, deadline, node, got)).await
+            }
         }
     }
 
     async fn follow(
         self: &Arc<Self>,
         slot: u16,
-        cmds: &[Cmd],
+        cmds: &[&Cmd],
         write: bool,
         deadline: Tick,
         mut node: Arc<Node>,
@@ -261,14 +278,14 @@ impl Route {
                 Step::Deliver => return self.delivered(got, write),
                 Step::Send { to, asking } => {
                     node = self.node(&to, false).ok_or_else(|| strange(write))?;
-                    got = node.many(cmds.iter(), asking).await;
+                    got = node.again(cmds, asking).await;
                 }
                 Step::Wait(wait) => {
                     let Some(place) = node.wait() else { return Err(crowded()) };
                     self.runtime.sleep(wait).await;
                     drop(place);
                     node = self.owner(slot);
-                    got = node.many(cmds.iter(), false).await;
+                    got = node.again(cmds, false).await;
                 }
             }
         }
@@ -341,7 +358,7 @@ impl Route {
                 let (part, node) = (std::mem::replace(&mut members, rest), node.clone());
                 sends.push(Box::pin(async move {
                     let cmds: Vec<&Cmd> = part.iter().flat_map(|p| units.of(p.unit)).collect();
-                    let got = node.many(cmds.into_iter(), asking).await;
+                    let got = node.again(&cmds, asking).await;
                     (node, part, got)
                 }));
             }
@@ -362,12 +379,56 @@ impl Route {
     pub(super) async fn read_replica(
         self: &Arc<Self>,
         slot: u16,
-        cmds: &[Cmd],
+        pipe: &Pipeline,
     ) -> Option<Vec<Value>> {
         let node = self.replica(slot)?;
-        let got = node.many(cmds.iter(), false).await;
+        let got = node.many(pipe).await;
         self.learn(&node, judge(&got, &node.addr));
         got.ok()
+    }
+
+    /// Like [`read`](Route::read); when the owner is slow for its own measure, or fails, a replica
+    /// is asked too, and the first value counts.
+    pub(super) async fn read_hedged(
+        self: &Arc<Self>,
+        slot: u16,
+        pipe: &Pipeline,
+    ) -> Result<Vec<Value>> {
+        let node = self.owner(slot);
+        let start = self.clock.precise();
+        let earn = |budget| Some(hedge::earned(budget));
+        let _ = self.budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, earn);
+        let mut first = pin!(self.read(slot, pipe));
+        let delay = hedge::delay(node.slow_ns.load(Ordering::Relaxed));
+        let soon = either(first.as_mut(), self.runtime.sleep(delay)).await;
+        let took = self.clock.precise().since(start);
+        let estimate = hedge::estimated(node.slow_ns.load(Ordering::Relaxed), took);
+        node.slow_ns.store(estimate, Ordering::Relaxed);
+        match soon {
+            Ok(Ok(replies)) => return Ok(replies),
+            Ok(Err(e)) => {
+                count(&self.counts.hedged);
+                return self.value_of_replica(slot, pipe).await.ok_or(e);
+            }
+            Err(()) => {}
+        }
+        let spend = self.budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, hedge::spent);
+        if spend.is_err() {
+            return first.await;
+        }
+        count(&self.counts.hedged);
+        let second = Box::pin(self.value_of_replica(slot, pipe));
+        match either(first.as_mut(), second).await {
+            Ok(Ok(replies)) | Err(Some(replies)) => Ok(replies),
+            Ok(Err(e)) => self.value_of_replica(slot, pipe).await.ok_or(e),
+            Err(None) => first.await,
+        }
+    }
+
+    /// A value from a replica. That it has none proves nothing: the key may be on the move.
+    async fn value_of_replica(self: &Arc<Self>, slot: u16, pipe: &Pipeline) -> Option<Vec<Value>> {
+        let found = |replies: &Vec<Value>| matches!(replies.first(), Some(Value::BulkString(_)));
+        self.read_replica(slot, pipe).await.filter(found)
     }
 
     /// What a reply that came another way than through here says.
@@ -558,6 +619,18 @@ fn strange(write: bool) -> Error {
 fn crowded() -> Error {
     Error::not_applied(ErrorKind::Shed, "too many calls wait for the node")
         .with_retry(Retry::After(Duration::from_millis(10)))
+}
+
+/// The output of whichever is done first; the first one's if both are.
+async fn either<A, B>(
+    mut first: Pin<&mut impl Future<Output = A>>,
+    mut second: impl Future<Output = B> + Unpin,
+) -> std::result::Result<A, B> {
+    std::future::poll_fn(|cx| match first.as_mut().poll(cx) {
+        Poll::Ready(out) => Poll::Ready(Ok(out)),
+        Poll::Pending => Pin::new(&mut second).poll(cx).map(Err),
+    })
+    .await
 }
 
 /// Polls all futures until each is done.

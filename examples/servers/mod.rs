@@ -3,6 +3,20 @@
 //! Each server has a keeper: a shell that started it and waits on a pipe from this process. When
 //! the guard is dropped, or this process ends in whatever way, the pipe closes and the keeper
 //! kills its server by process id and removes its folder.
+//!
+//! Shared by the tests, the bench and `viral_post --redis cluster`.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    missing_docs,
+    missing_debug_implementations,
+    reason = "each user has its part; real processes and clocks; a failure is a panic"
+)]
+#![allow(clippy::allow_attributes, reason = "an expectation would fail where all is used")]
+
+pub mod cluster;
 
 use redis::{Cmd, ConnectionLike, FromRedisValue, Value};
 use std::io::{BufRead, BufReader, Write};

@@ -1,6 +1,7 @@
 //! A cluster of three masters and their replicas, started by the test.
 
-use crate::servers::{Control, Server, free_ports};
+use super::{Control, Server, free_ports};
+use heatsink::Key;
 use std::time::{Duration, Instant};
 
 pub const MASTERS: usize = 3;
@@ -42,7 +43,7 @@ impl Cluster {
             let _: () = controls[0].ask(&meet);
         }
         let cluster = Cluster { nodes, ids };
-        cluster.wait(|info| info.contains("known_nodes:6") && info.contains("state:ok"));
+        cluster.wait("INFO", |info| info.contains("known_nodes:6") && info.contains("state:ok"));
         for i in 0..MASTERS {
             let control = &mut controls[MASTERS + i];
             until("the replica knows its master", || {
@@ -55,14 +56,28 @@ impl Cluster {
                 master.ask::<String>("INFO replication").contains("state=online")
             });
         }
-        cluster.wait(|info| info.contains("state:ok"));
+        cluster.wait("INFO", |info| info.contains("state:ok"));
+        // A replica that has never heard of a write is not named to clients.
+        for (i, master) in controls[..MASTERS].iter_mut().enumerate() {
+            let key = (0..).map(|n| format!("first:{n}"));
+            let key = key.map(Key::from).find(|k| home_of(k.cluster_slot()) == i).unwrap();
+            let _: () = master.ask(&format!("SET {key} x"));
+            let _: () = master.ask(&format!("DEL {key}"));
+        }
+        for control in &mut controls {
+            until("every node names the replicas", || {
+                let rows: Vec<Vec<redis::Value>> = control.ask("CLUSTER SLOTS");
+                rows.iter().all(|row| row.len() == 4)
+            });
+        }
         cluster
     }
 
-    fn wait(&self, ready: impl Fn(&str) -> bool) {
+    fn wait(&self, what: &str, ready: impl Fn(&str) -> bool) {
+        let ask = format!("CLUSTER {what}");
         for node in &self.nodes {
             let mut control = node.control();
-            until("the cluster agrees", || ready(&control.ask::<String>("CLUSTER INFO")));
+            until("the cluster agrees", || ready(&control.ask::<String>(&ask)));
         }
     }
 
