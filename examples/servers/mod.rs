@@ -116,6 +116,10 @@ impl Server {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
     fn signal(&self, signal: &str) {
         let kill = Command::new("kill").args([signal, &self.pid.to_string()]).status().unwrap();
         assert!(kill.success());

@@ -4,7 +4,7 @@ use crate::load::Seen;
 use crate::servers::cluster::{Cluster, MASTERS, home_of};
 use crate::servers::run;
 use heatsink::Key;
-use heatsink::store::{Once, RedisStore, Store, Take};
+use heatsink::store::{Delivery, Once, RedisStore, Store, Take};
 use heatsink::testing::conformance;
 use std::process::Command;
 use std::sync::Arc;
@@ -134,6 +134,36 @@ fn reads_batches_and_scripts_go_on_while_slots_move() {
         seen.stop(tasks).await;
         seen.assert_smooth("reads, batches and scripts");
         assert!(store.stats().asked > 1000, "{:?}", store.stats());
+    });
+}
+
+#[test]
+fn a_subscription_follows_its_slot() {
+    run(async {
+        let cluster = Arc::new(Cluster::start());
+        let store = store(&cluster).await;
+        let channel = Key::from("news");
+        let mut sub = store.subscribe(&channel).await.unwrap();
+        let mover = cluster.clone();
+        let moved = tokio::task::spawn_blocking(move || {
+            let (slot, at) = (channel.cluster_slot(), home_of(channel.cluster_slot()));
+            mover.move_slot(slot, at, (at + 1) % 3, Duration::from_millis(100));
+            channel
+        });
+        let channel = moved.await.unwrap();
+        // Every message is heard, or a gap is in its place.
+        let (mut gaps, mut heard) = (0, 0);
+        for i in 0..40 {
+            store.publish(&channel, i.to_string().into()).await.unwrap();
+            let next = tokio::time::timeout(Duration::from_millis(50), sub.next()).await;
+            match next {
+                Ok(Some(Delivery::Gap)) => gaps += 1,
+                Ok(Some(Delivery::Message(_))) => heard += 1,
+                Ok(None) => panic!("the subscription ended"),
+                Err(_) => {}
+            }
+        }
+        assert!(gaps > 0 && heard > 20, "{gaps} gaps, {heard} heard");
     });
 }
 
