@@ -4,7 +4,7 @@
 //! side, in alternating order; the ratio of a pair is heatsink's calls over the bare client's. The
 //! interval is that of the mean of the ratios' logarithms at 95 %.
 //!
-//! `cargo run --release` here; `-- --test` for a smoke run, `-- --pairs 30` for more.
+//! `cargo run --release` here; `-- --test` for a smoke run, `-- --pairs 100` for more.
 
 #[path = "../../../examples/servers/mod.rs"]
 mod servers;
@@ -163,8 +163,8 @@ async fn all(pairs: usize, time: Duration) {
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let mut pairs = 20;
-    let mut time = Duration::from_millis(400);
+    let mut pairs = 40;
+    let mut time = Duration::from_millis(150);
     match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         [] => {}
         ["--test"] => (pairs, time) = (2, Duration::from_millis(20)),
