@@ -1,5 +1,7 @@
 //! Many tasks that call a store, and what they saw.
 
+use crate::servers::Server;
+use crate::servers::cluster::{Cluster, MASTERS};
 use heatsink::Error;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -72,12 +74,54 @@ impl Seen {
 
     #[track_caller]
     pub fn assert_smooth(&self, what: &str) -> u64 {
+        self.assert_smooth_beside(what, Duration::ZERO)
+    }
+
+    /// Like [`assert_smooth`](Seen::assert_smooth) where a plain client beside it has waited too.
+    #[track_caller]
+    pub fn assert_smooth_beside(&self, what: &str, plain: Duration) -> u64 {
         let errors = self.errors.lock().unwrap();
         let (longest, acked) = (self.longest(), self.acked());
-        println!("{what}: {acked} calls, {} errors, longest {longest:?}", errors.len());
+        println!(
+            "{what}: {acked} calls, {} errors, longest {longest:?} ({plain:?} plain)",
+            errors.len()
+        );
         assert!(errors.is_empty(), "{what}: {} errors, first {:?}", errors.len(), errors[0]);
-        assert!(longest < STALL, "{what}: a call took {longest:?}");
+        assert!(longest < STALL + plain, "{what}: a call took {longest:?}");
         assert!(acked > 1000, "{what}: {acked} calls");
         acked
+    }
+}
+
+/// What the machine and the servers take by themselves: a plain client that pings each in turn.
+pub struct Plain {
+    stop: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<Duration>,
+}
+
+impl Plain {
+    pub fn start(cluster: &Cluster) -> Plain {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut controls: Vec<_> = cluster.nodes[..MASTERS].iter().map(Server::control).collect();
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let mut longest = Duration::ZERO;
+            while !stopped.load(Ordering::Relaxed) {
+                for control in &mut controls {
+                    let start = Instant::now();
+                    let _: String = control.ask("PING");
+                    longest = longest.max(start.elapsed());
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            longest
+        });
+        Plain { stop, thread }
+    }
+
+    /// The longest answer of a server.
+    pub fn longest(self) -> Duration {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
     }
 }

@@ -1,6 +1,6 @@
 //! Slots that move while they are used.
 
-use crate::load::Seen;
+use crate::load::{Plain, Seen};
 use crate::servers::cluster::{Cluster, MASTERS, home_of};
 use crate::servers::run;
 use heatsink::Key;
@@ -56,7 +56,7 @@ fn no_increment_is_lost_or_doubled_and_none_stalls_while_slots_move() {
         let store = store(&cluster).await;
         let key = Key::from("{moving}:likes");
         let still: Vec<Key> = (0..16).map(|i| Key::from(format!("still:{i}"))).collect();
-        let seen = Arc::new(Seen::default());
+        let (seen, plain) = (Arc::new(Seen::default()), Plain::start(&cluster));
         let tasks = {
             let (store, key, still) = (store.clone(), key.clone(), still.clone());
             seen.start(512, move |task, n| {
@@ -68,7 +68,7 @@ fn no_increment_is_lost_or_doubled_and_none_stalls_while_slots_move() {
         };
         moves(&cluster, key.cluster_slot()).await;
         seen.stop(tasks).await;
-        let acked = seen.assert_smooth("increments");
+        let acked = seen.assert_smooth_beside("increments", plain.longest());
         let mut total = 0;
         for key in still.iter().chain([&key]) {
             total += store.add(key, 0).await.unwrap();
@@ -93,7 +93,7 @@ fn reads_batches_and_scripts_go_on_while_slots_move() {
         store.put(&stock, "1000000000".into(), None).await.unwrap();
         store.take(&stock, 1, &Key::from("first")).await.unwrap();
         store.add_once(&once, &Key::from("first"), 1).await.unwrap();
-        let seen = Arc::new(Seen::default());
+        let (seen, plain) = (Arc::new(Seen::default()), Plain::start(&cluster));
         let tasks = {
             let (store, keys) = (store.clone(), keys.clone());
             let (stock, once) = (stock.clone(), once.clone());
@@ -132,7 +132,7 @@ fn reads_batches_and_scripts_go_on_while_slots_move() {
         };
         moves(&cluster, keys[0].cluster_slot()).await;
         seen.stop(tasks).await;
-        seen.assert_smooth("reads, batches and scripts");
+        seen.assert_smooth_beside("reads, batches and scripts", plain.longest());
         assert!(store.stats().asked > 1000, "{:?}", store.stats());
     });
 }
@@ -173,7 +173,7 @@ fn nothing_is_lost_while_redis_cli_moves_two_thousand_slots() {
         let cluster = Arc::new(Cluster::start());
         let store = store(&cluster).await;
         let keys: Vec<Key> = (0..2000).map(|i| Key::from(format!("key:{i}"))).collect();
-        let seen = Arc::new(Seen::default());
+        let (seen, plain) = (Arc::new(Seen::default()), Plain::start(&cluster));
         let tasks = {
             let (store, keys) = (store.clone(), keys.clone());
             seen.start(128, move |task, n| {
@@ -197,7 +197,7 @@ fn nothing_is_lost_while_redis_cli_moves_two_thousand_slots() {
         };
         let cluster = tokio::task::spawn_blocking(reshard).await.unwrap();
         seen.stop(tasks).await;
-        let acked = seen.assert_smooth("increments while 2,000 slots move");
+        let acked = seen.assert_smooth_beside("increments while 2,000 slots move", plain.longest());
         let mut total = 0;
         for got in store.get_many(&keys).await {
             let digits = got.unwrap().map(|s| String::from_utf8(s.bytes.to_vec()).unwrap());
