@@ -26,7 +26,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-const KEEPER: &str = r#"dir="$1"; shift
+/// It outlives an interrupt from the terminal, which reaches the whole group, and cleans up.
+const KEEPER: &str = r#"trap '' INT HUP TERM; dir="$1"; shift
 "$@" >"$dir/log" 2>&1 </dev/null &
 server=$!
 echo "$server"
