@@ -7,6 +7,9 @@
 //! heatsink about the post: each of the four services finds it in its own traffic.
 #![expect(clippy::disallowed_methods, reason = "a load generator lives by the real clock")]
 
+#[cfg(feature = "redis")]
+mod viral_redis;
+
 use heatsink::store::{MemoryStore, Store};
 use heatsink::{Heatsink, Key, NearCache};
 use ratatui::DefaultTerminal;
@@ -25,8 +28,9 @@ const HELP: &str = "\
 One post takes 20 % of 32,000 reads a second: bare, then with heatsink. Takes 25 s.
 Exit status 1 when heatsink does not keep its promise.
 
-usage: viral_post [--json]
+usage: viral_post [--json] [--redis URL|cluster]
   --json   one JSON object on stdout, nothing else
+  --redis  on a Redis node, or on a cluster started for it (feature redis)
   --help   this text
 In the live view, q quits.";
 
@@ -449,9 +453,12 @@ fn start(json: bool) -> Result<ExitCode, Fail> {
 
 fn main() -> ExitCode {
     let mut json = false;
-    for arg in std::env::args().skip(1) {
+    let mut redis = None;
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
         match arg.as_str() {
             "--json" => json = true,
+            "--redis" => redis = Some(args.next().unwrap_or_else(|| "cluster".into())),
             "--help" => {
                 println!("{HELP}");
                 return ExitCode::SUCCESS;
@@ -462,7 +469,14 @@ fn main() -> ExitCode {
             }
         }
     }
-    start(json).unwrap_or_else(|error| {
+    #[cfg(feature = "redis")]
+    let done = redis.map_or_else(|| start(json), |url| viral_redis::main(&url, json));
+    #[cfg(not(feature = "redis"))]
+    let done = match redis {
+        None => start(json),
+        Some(_) => Err("--redis needs the feature: cargo run --features redis …".into()),
+    };
+    done.unwrap_or_else(|error| {
         eprintln!("viral_post: {error}");
         ExitCode::FAILURE
     })

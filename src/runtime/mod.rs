@@ -6,12 +6,16 @@
 //! So no handle dies with the runtime of one test or one worker.
 
 mod clock;
+#[cfg(feature = "redis")]
+mod home;
 mod thread;
 #[cfg(feature = "tokio")]
 mod tokio;
 
 pub use clock::Clock;
 pub(crate) use clock::{spawn_thread, wall_seed};
+#[cfg(feature = "redis")]
+pub(crate) use home::Home;
 pub use thread::ThreadRuntime;
 #[cfg(feature = "tokio")]
 pub use tokio::TokioRuntime;

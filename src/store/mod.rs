@@ -14,9 +14,13 @@
 
 mod dynamic;
 pub mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
 
 pub(crate) use dynamic::DynStore;
 pub use memory::MemoryStore;
+#[cfg(feature = "redis")]
+pub use redis::RedisStore;
 
 use crate::error::{Error, Result};
 use crate::key::Key;

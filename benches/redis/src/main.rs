@@ -1,0 +1,182 @@
+//! Calls that miss every cache: `RedisStore` against bare redis-rs, on loopback.
+//!
+//! Servers of the tests, 64 tasks that call one after the other. Each pair is one run of either
+//! side, in alternating order; the ratio of a pair is heatsink's calls over the bare client's. The
+//! interval is that of the mean of the ratios' logarithms at 95 %.
+//!
+//! `cargo run --release` here; `-- --test` for a smoke run, `-- --pairs 100` for more.
+
+#[path = "../../../examples/servers/mod.rs"]
+mod servers;
+
+use heatsink::Key;
+use heatsink::store::{RedisStore, Store};
+use redis::aio::{ConnectionLike, MultiplexedConnection};
+use redis::cluster::ClusterClient;
+use redis::cluster_async::ClusterConnection;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const TASKS: usize = 64;
+const KEYS: usize = 1024;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Op {
+    Add,
+    Get,
+}
+
+/// One side of a pair.
+trait Side: Clone + Send + 'static {
+    fn call(&mut self, op: Op, key: &Key) -> impl Future<Output = ()> + Send;
+}
+
+impl Side for RedisStore {
+    async fn call(&mut self, op: Op, key: &Key) {
+        match op {
+            Op::Add => drop(self.add(key, 1).await.expect("add")),
+            Op::Get => drop(self.get(key).await.expect("get")),
+        }
+    }
+}
+
+async fn bare(conn: &mut (impl ConnectionLike + Send), op: Op, key: &Key) {
+    match op {
+        Op::Add => {
+            let mut cmd = redis::cmd("INCRBY");
+            cmd.arg(key.as_bytes()).arg(1);
+            let _: i64 = cmd.query_async(conn).await.expect("add");
+        }
+        Op::Get => {
+            let mut cmd = redis::cmd("GET");
+            cmd.arg(key.as_bytes());
+            let _: Option<Vec<u8>> = cmd.query_async(conn).await.expect("get");
+        }
+    }
+}
+
+impl Side for MultiplexedConnection {
+    async fn call(&mut self, op: Op, key: &Key) {
+        bare(self, op, key).await;
+    }
+}
+
+impl Side for ClusterConnection {
+    async fn call(&mut self, op: Op, key: &Key) {
+        bare(self, op, key).await;
+    }
+}
+
+/// Calls a second.
+async fn rate(side: &impl Side, op: Op, keys: &Arc<Vec<Key>>, time: Duration) -> f64 {
+    let (stop, calls) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let start = Instant::now();
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|task| {
+            let (mut side, keys) = (side.clone(), keys.clone());
+            let (stop, calls) = (stop.clone(), calls.clone());
+            tokio::spawn(async move {
+                let mut n = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    side.call(op, &keys[(task * 17 + n) % KEYS]).await;
+                    n += 1;
+                }
+                calls.fetch_add(n as u64, Ordering::Relaxed);
+            })
+        })
+        .collect();
+    tokio::time::sleep(time).await;
+    stop.store(true, Ordering::Relaxed);
+    for task in tasks {
+        task.await.expect("a task");
+    }
+    calls.load(Ordering::Relaxed) as f64 / start.elapsed().as_secs_f64()
+}
+
+/// Student's t at 97.5 % for n - 1 degrees of freedom, to 0.01 from 5 pairs on.
+fn t_975(n: usize) -> f64 {
+    let df = (n - 1) as f64;
+    1.96 + 2.4 / df + 2.8 / (df * df)
+}
+
+async fn compare(
+    name: &str,
+    heat: &impl Side,
+    bare: &impl Side,
+    op: Op,
+    pairs: usize,
+    time: Duration,
+) {
+    let keys = Arc::new((0..KEYS).map(|i| Key::from(format!("bench:{i}"))).collect());
+    rate(heat, op, &keys, time).await;
+    rate(bare, op, &keys, time).await;
+    let (mut logs, mut heats, mut bares) = (Vec::new(), 0.0, 0.0);
+    for pair in 0..pairs {
+        let (h, b) = if pair % 2 == 0 {
+            let h = rate(heat, op, &keys, time).await;
+            (h, rate(bare, op, &keys, time).await)
+        } else {
+            let b = rate(bare, op, &keys, time).await;
+            (rate(heat, op, &keys, time).await, b)
+        };
+        logs.push((h / b).ln());
+        (heats, bares) = (heats + h, bares + b);
+    }
+    let n = logs.len() as f64;
+    let mean = logs.iter().sum::<f64>() / n;
+    let variance = logs.iter().map(|l| (l - mean).powi(2)).sum::<f64>() / (n - 1.0);
+    let half = t_975(logs.len()) * (variance / n).sqrt();
+    println!(
+        "{name:<34} {:>8.0} {:>8.0} calls/s   x {:.3}  [{:.3}, {:.3}]",
+        heats / n,
+        bares / n,
+        mean.exp(),
+        (mean - half).exp(),
+        (mean + half).exp(),
+    );
+}
+
+async fn all(pairs: usize, time: Duration) {
+    println!("{:<34} {:>8} {:>8}", "", "heatsink", "bare");
+    let server = servers::Server::start(&[]);
+    let client = redis::Client::open(server.url()).expect("a client");
+    let conn = client.get_multiplexed_async_connection().await.expect("a connection");
+    let store = RedisStore::connect(&server.url()).await.expect("a store");
+    let plain =
+        RedisStore::builder(&server.url()).read_ttl(false).connect().await.expect("a store");
+    compare("one node, add", &store, &conn, Op::Add, pairs, time).await;
+    compare("one node, get without expiry", &plain, &conn, Op::Get, pairs, time).await;
+    compare("one node, get with expiry", &store, &conn, Op::Get, pairs, time).await;
+    drop(server);
+    let cluster = servers::cluster::Cluster::start();
+    let client = ClusterClient::new(vec![cluster.url(0)]).expect("a client");
+    let conn = client.get_async_connection().await.expect("a connection");
+    let store = RedisStore::cluster(&[&cluster.url(0)]).await.expect("a store");
+    let builder = RedisStore::builder(&cluster.url(0)).cluster(true).read_ttl(false);
+    let plain = builder.connect().await.expect("a store");
+    compare("cluster, add", &store, &conn, Op::Add, pairs, time).await;
+    compare("cluster, get without expiry", &plain, &conn, Op::Get, pairs, time).await;
+    compare("cluster, get with expiry", &store, &conn, Op::Get, pairs, time).await;
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let mut pairs = 40;
+    let mut time = Duration::from_millis(150);
+    match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        [] => {}
+        ["--test"] => (pairs, time) = (2, Duration::from_millis(20)),
+        ["--pairs", n] if n.parse::<usize>().is_ok_and(|n| n > 1) => {
+            pairs = n.parse().unwrap_or(pairs);
+        }
+        _ => {
+            eprintln!("usage: heatsink-bench-redis [--test | --pairs N]");
+            std::process::exit(2);
+        }
+    }
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(all(pairs, time));
+}

@@ -1,0 +1,268 @@
+//! The scripts, the names beside a key, and the two forms in which heatsink's own values stand in Redis.
+//!
+//! A user's values are plain strings. A value that was put by version, or a lane, begins with
+//! [`FRAME`], its version in 32 hexadecimal digits, and then its bytes: one key, so that expiry and
+//! eviction take version and value together. A sealed counter is its digits followed by [`SEAL`]
+//! and the tag, so that `INCRBY` refuses by itself.
+
+use crate::key;
+use crate::store::{Stored, Version};
+use bytes::Bytes;
+use redis::Cmd;
+use std::time::Duration;
+
+/// Begins a value that carries a version.
+const FRAME: &[u8] = b"\x01hsv:";
+/// Follows the digits of a sealed counter.
+const SEAL: &[u8] = b"\x01hs-seal:";
+const VERSION_LEN: usize = 32;
+const TAG_LEN: usize = 16;
+/// Digits of the longest 64-bit integer with its sign.
+const DIGITS_MAX: usize = 20;
+
+pub(super) fn version_hex(v: Version) -> String {
+    format!("{:016x}{:016x}", v.incarnation, v.seq)
+}
+
+pub(super) fn parse_version(hex: &[u8]) -> Option<Version> {
+    let hex = std::str::from_utf8(hex).ok().filter(|h| h.len() == VERSION_LEN)?;
+    let half = |s| u64::from_str_radix(s, 16).ok();
+    Some(Version { incarnation: half(&hex[..16])?, seq: half(&hex[16..])? })
+}
+
+/// True for the raw bytes of a sealed counter.
+pub(super) fn sealed(bytes: &[u8]) -> bool {
+    unsealed_len(bytes).is_some()
+}
+
+fn unsealed_len(bytes: &[u8]) -> Option<usize> {
+    let n = bytes.len().checked_sub(SEAL.len() + TAG_LEN).filter(|n| *n <= DIGITS_MAX)?;
+    (n > 0 && bytes[n..].starts_with(SEAL)).then_some(n)
+}
+
+/// A value as it is handed out: without frame and seal.
+pub(super) fn stored(bytes: Vec<u8>, ttl_left: Option<Duration>) -> Stored {
+    let bytes = Bytes::from(bytes);
+    if let Some(rest) = bytes.strip_prefix(FRAME)
+        && let Some(hex) = rest.get(..VERSION_LEN)
+        && let Some(version) = parse_version(hex)
+    {
+        let bytes = bytes.slice(FRAME.len() + VERSION_LEN..);
+        return Stored { bytes, ttl_left, version: Some(version) };
+    }
+    let bytes = unsealed_len(&bytes).map_or_else(|| bytes.clone(), |n| bytes.slice(..n));
+    Stored { bytes, ttl_left, version: None }
+}
+
+/// One script: its text and the name that the server knows it by.
+#[derive(Debug)]
+pub(super) struct Script {
+    code: &'static str,
+    hash: String,
+}
+
+impl Script {
+    fn new(code: &'static str) -> Script {
+        Script { code, hash: redis::Script::new(code).get_hash().into() }
+    }
+
+    /// The command that runs it: by its name, or with its text for a server that forgot it.
+    pub(super) fn cmd(&self, by_name: bool, keys: &[&[u8]], args: &[&[u8]]) -> Cmd {
+        let mut cmd = redis::cmd(if by_name { "EVALSHA" } else { "EVAL" });
+        cmd.arg(if by_name { self.hash.as_str() } else { self.code });
+        cmd.arg(keys.len()).arg(keys).arg(args);
+        cmd
+    }
+}
+
+/// All scripts of a store.
+#[derive(Debug)]
+pub(super) struct Scripts {
+    pub(super) compare_and_set: Script,
+    pub(super) put_if_newer: Script,
+    pub(super) claim_lane: Script,
+    pub(super) seal: Script,
+    pub(super) open: Script,
+    pub(super) add_once: Script,
+    pub(super) poison_once: Script,
+    pub(super) take: Script,
+}
+
+impl Scripts {
+    pub(super) fn new() -> Scripts {
+        Scripts {
+            compare_and_set: Script::new(COMPARE_AND_SET),
+            put_if_newer: Script::new(PUT_IF_NEWER),
+            claim_lane: Script::new(CLAIM_LANE),
+            seal: Script::new(SEAL_COUNTER),
+            open: Script::new(OPEN_COUNTER),
+            add_once: Script::new(ADD_ONCE),
+            poison_once: Script::new(POISON_ONCE),
+            take: Script::new(TAKE),
+        }
+    }
+}
+
+/// The key that stands beside `key` in its slot and holds what is remembered of it: ids, holds.
+///
+/// It is `{tag}\x01hs:what`, followed by the key where that is more than its tag. A key whose tag
+/// cannot be repeated in braces gets the first number that falls into its slot for a tag.
+pub(super) fn beside(key: &[u8], what: &str) -> Vec<u8> {
+    let slot = key::cluster_slot(key);
+    let named = |tag: &[u8]| {
+        let (colon, rest): (&[u8], _) = if tag == key { (b"", &b""[..]) } else { (b":", key) };
+        [b"{", tag, b"}\x01hs:", what.as_bytes(), colon, rest].concat()
+    };
+    let plain = named(key::hash_tag(key));
+    if key::cluster_slot(&plain) == slot {
+        return plain;
+    }
+    // One in 16,384 numbers falls into a slot; a hundred times as many miss it with e^-100.
+    let mut tags = (0..1_638_400u32).map(|n| n.to_string());
+    let tag = tags.find(|tag| key::cluster_slot(tag.as_bytes()) == slot).unwrap_or_default();
+    named(tag.as_bytes())
+}
+
+/// KEYS 1 value; ARGV expected, new, ttl in ms or "".
+const COMPARE_AND_SET: &str = r"
+local old = redis.call('GET', KEYS[1])
+if old and string.sub(old, 1, 5) == '\1hsv:' then old = string.sub(old, 38) end
+if old ~= ARGV[1] then return 0 end
+if ARGV[3] == '' then redis.call('SET', KEYS[1], ARGV[2])
+else redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3]) end
+return 1";
+
+/// KEYS 1 value; ARGV version, bytes, ttl in ms or "". Versions are compared eight digits at a
+/// time: a number of Lua is exact up to 53 bits, and its string order follows the locale.
+const PUT_IF_NEWER: &str = r"
+local old = redis.call('GETRANGE', KEYS[1], 0, 36)
+if string.sub(old, 1, 5) == '\1hsv:' then
+  local newer = false
+  for i = 0, 3 do
+    local was = tonumber(string.sub(old, 6 + 8 * i, 13 + 8 * i), 16)
+    local is = tonumber(string.sub(ARGV[1], 1 + 8 * i, 8 + 8 * i), 16)
+    if is > was then newer = true break end
+    if is < was then break end
+  end
+  if not newer then return 0 end
+end
+local value = '\1hsv:' .. ARGV[1] .. ARGV[2]
+if ARGV[3] == '' then redis.call('SET', KEYS[1], value)
+else redis.call('SET', KEYS[1], value, 'PX', ARGV[3]) end
+return 1";
+
+/// KEYS 1 lane. Raises the upper half of the version, in two steps of 32 bits.
+const CLAIM_LANE: &str = r"
+local old = redis.call('GET', KEYS[1]) or ''
+local hi, lo = 0, 0
+if string.sub(old, 1, 5) == '\1hsv:' then
+  hi = tonumber(string.sub(old, 6, 13), 16)
+  lo = tonumber(string.sub(old, 14, 21), 16)
+  old = string.sub(old, 38)
+end
+lo = lo + 1
+if lo == 4294967296 then hi = hi + 1 lo = 0 end
+local version = string.format('%08x%08x', hi, lo) .. '0000000000000000'
+redis.call('SET', KEYS[1], '\1hsv:' .. version .. old, 'KEEPTTL')
+return {version, old}";
+
+/// KEYS 1 counter; ARGV tag in 16 hexadecimal digits.
+const SEAL_COUNTER: &str = r"
+local old = redis.call('GET', KEYS[1])
+if old then
+  local digits, tag = string.match(old, '^(%-?%d+)\1hs%-seal:(%x+)$')
+  if digits then
+    if tag == ARGV[1] then return digits end
+    return redis.error_reply('HSSEALED the counter is sealed')
+  end
+end
+local total = redis.pcall('INCRBY', KEYS[1], 0)
+if type(total) == 'table' then return total end
+local digits = redis.call('GET', KEYS[1])
+redis.call('APPEND', KEYS[1], '\1hs-seal:' .. ARGV[1])
+return digits";
+
+/// KEYS 1 counter; ARGV tag.
+const OPEN_COUNTER: &str = r"
+local old = redis.call('GET', KEYS[1]) or ''
+local digits, tag = string.match(old, '^(%-?%d+)\1hs%-seal:(%x+)$')
+if tag ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], digits, 'KEEPTTL')
+return 1";
+
+/// KEYS 1 counter, 2 ids; ARGV id, amount, how long ids are kept in ms, how many.
+const ADD_ONCE: &str = r"
+local was = redis.call('HGET', KEYS[2], ARGV[1])
+if was then return {was} end
+if redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[4]) then
+  return redis.error_reply('HSLIMIT the key remembers no more ids')
+end
+local total = redis.pcall('INCRBY', KEYS[1], ARGV[2])
+if type(total) == 'table' then return total end
+redis.call('HSET', KEYS[2], ARGV[1], 'applied')
+redis.call('PEXPIRE', KEYS[2], ARGV[3])
+return {'now', redis.call('GET', KEYS[1])}";
+
+/// KEYS 1 ids; ARGV id, how long ids are kept in ms, how many.
+const POISON_ONCE: &str = r"
+local was = redis.call('HGET', KEYS[1], ARGV[1])
+if was == 'applied' then return was end
+if not was and redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[3]) then
+  return redis.error_reply('HSLIMIT the key remembers no more ids')
+end
+redis.call('HSET', KEYS[1], ARGV[1], 'poisoned')
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 'poisoned'";
+
+/// KEYS 1 stock, 2 holds; ARGV hold, amount or "" for more than fits, how long holds are kept in
+/// ms, how many.
+const TAKE: &str = r"
+local was = redis.call('HGET', KEYS[2], ARGV[1])
+if was then return {1, was} end
+local have = redis.call('GET', KEYS[1])
+if not have then return {0, '0'} end
+local same = redis.pcall('INCRBY', KEYS[1], 0)
+if type(same) == 'table' then return same end
+if ARGV[2] == '' or string.sub(have, 1, 1) == '-' then return {0, have} end
+if redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[4]) then
+  return redis.error_reply('HSLIMIT the key remembers no more holds')
+end
+redis.call('DECRBY', KEYS[1], ARGV[2])
+local left = redis.call('GET', KEYS[1])
+if string.sub(left, 1, 1) == '-' then
+  redis.call('INCRBY', KEYS[1], ARGV[2])
+  return {0, have}
+end
+redis.call('HSET', KEYS[2], ARGV[1], left)
+redis.call('PEXPIRE', KEYS[2], ARGV[3])
+return {1, left}";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_and_seals_are_taken_off_and_nothing_else_is() {
+        let version = Version { incarnation: 3, seq: u64::MAX };
+        let framed = [FRAME, version_hex(version).as_bytes(), b"x\0y"].concat();
+        let got = stored(framed, None);
+        assert_eq!((got.bytes.as_ref(), got.version), (&b"x\0y"[..], Some(version)));
+        let got = stored([b"-12", SEAL, b"00000000000000ff"].concat(), None);
+        assert_eq!(got.bytes, "-12");
+        for plain in [&b""[..], b"hello", b"12", FRAME, SEAL, b"\x01hsv:zz"] {
+            assert_eq!(stored(plain.to_vec(), None).bytes, plain);
+        }
+    }
+    #[test]
+    fn what_stands_beside_a_key_is_in_its_slot_and_no_two_keys_share_it() {
+        let keys = ["post:9", "{post:9}:likes", "a{b", "a}b", "foo{}{bar}", "{}", "", "x{y}z}"];
+        let mut seen = std::collections::BTreeSet::new();
+        for key in keys.map(str::as_bytes) {
+            for what in ["once", "hold"] {
+                let name = beside(key, what);
+                assert_eq!(key::cluster_slot(&name), key::cluster_slot(key), "{key:?}");
+                assert!(seen.insert(name));
+            }
+        }
+    }
+}

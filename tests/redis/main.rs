@@ -1,0 +1,18 @@
+//! `RedisStore` against real servers, which these tests start themselves.
+#![cfg(feature = "redis")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    unreachable_pub,
+    reason = "tests drive real threads, clocks and processes, and fail by panicking"
+)]
+#![allow(clippy::allow_attributes, reason = "not every module needs each of them")]
+
+mod failover;
+mod faults;
+mod load;
+mod moves;
+mod node;
+mod proxy;
+#[path = "../../examples/servers/mod.rs"]
+mod servers;
