@@ -8,7 +8,7 @@ mod servers;
 
 use super::{Fail, Meter, Traffic, VIRAL, hottest, rates, round};
 use heatsink::store::{RedisStore, Store};
-use heatsink::{Heatsink, Key, NearCache, Treatment};
+use heatsink::{Heatsink, Key, NearCache};
 use serde_json::json;
 use servers::cluster::{Cluster, MASTERS};
 use std::process::ExitCode;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 const RATE: f64 = 16_000.0;
 const SERVICES: usize = 4;
 const SECONDS: f64 = 5.0;
-/// The measured part begins after the pins have loaded.
+/// The measured part begins after the services have found the post.
 const FROM: f64 = 1.0;
 
 enum Service {
@@ -90,14 +90,13 @@ impl Place {
     }
 }
 
-async fn run(place: &Place, pinned: bool) -> Result<Outcome, Fail> {
+async fn run(place: &Place, wrapped: bool) -> Result<Outcome, Fail> {
     let mut services = Vec::new();
     for _ in 0..SERVICES {
         let store = place.store().await?;
-        services.push(if pinned {
+        services.push(if wrapped {
             let near = NearCache::new().fresh(Duration::from_millis(1_200)).jitter_permille(0);
             let hs = Heatsink::builder(store).near(near).build()?;
-            hs.control().pin(VIRAL, Treatment::near())?;
             Service::Heatsink(hs)
         } else {
             Service::Bare(store)
