@@ -121,8 +121,10 @@ impl<'a> Control<'a> {
     /// Never treats `key`, whatever its traffic and whoever pinned it.
     ///
     /// # Errors
-    /// [`Limit`](ErrorKind::Limit) when 65,536 keys are denied already.
+    /// [`Limit`](ErrorKind::Limit) when 65,536 keys are denied already, or the key is longer than
+    /// [`KEY_BYTES_MAX`].
     pub fn deny(&self, key: impl AsRef<[u8]>) -> Result<()> {
+        check_len(key.as_ref())?;
         let denied = self.steer(|operator| operator.deny(Key::copy(key.as_ref())));
         denied.map_err(|full| refused(full, 0))
     }
@@ -143,7 +145,10 @@ impl<'a> Control<'a> {
         let from = now.after(schedule.starts_in);
         let until = from.after(schedule.lasts);
         let what = match schedule.prefix {
-            Some(prefix) => Scheduled::Prefix(prefix),
+            Some(prefix) => {
+                check_len(&prefix)?;
+                Scheduled::Prefix(prefix)
+            }
             None => Scheduled::Keys(self.with_hashes(schedule.keys)?),
         };
         let max = shared.options.near.keys_max;
@@ -158,10 +163,7 @@ impl<'a> Control<'a> {
     }
 
     fn with_hashes(&self, keys: Vec<Key>) -> Result<Vec<(Key, u64)>> {
-        if let Some(key) = keys.iter().find(|k| k.len() > KEY_BYTES_MAX) {
-            let text = format!("a key of {} bytes cannot be treated", key.len());
-            return Err(Error::not_applied(ErrorKind::Limit, text));
-        }
+        keys.iter().try_for_each(|key| check_len(key))?;
         Ok(keys.into_iter().map(|k| (self.shared().hash(&k), k)).map(|(h, k)| (k, h)).collect())
     }
 
@@ -326,6 +328,14 @@ impl Explanation {
         let secs = hot.hot_for.as_secs();
         write!(f, "; {} store operations saved in {secs} s", hot.saved)
     }
+}
+
+fn check_len(key: &[u8]) -> Result<()> {
+    if key.len() <= KEY_BYTES_MAX {
+        return Ok(());
+    }
+    let text = format!("a key of {} bytes cannot be treated", key.len());
+    Err(Error::not_applied(ErrorKind::Limit, text))
 }
 
 fn refused(full: Full, keys_max: usize) -> Error {

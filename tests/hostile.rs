@@ -29,7 +29,11 @@ fn keys_of_no_byte_and_of_a_mebibyte_behave_like_with_the_bare_client() {
     assert!(hs.control().pin([], Treatment::near()).is_ok());
     let long = hs.control().pin(vec![0; 1 << 20], Treatment::near()).unwrap_err();
     assert_eq!(long.kind(), ErrorKind::Limit);
-    assert!(format!("{}", hs.explain(vec![0; 1 << 20])).len() < 400);
+    let long = vec![0; 1 << 20];
+    assert_eq!(hs.control().deny(&long).unwrap_err().kind(), ErrorKind::Limit);
+    let prefix = heatsink::Schedule::prefix(&long);
+    assert_eq!(hs.control().schedule(prefix).unwrap_err().kind(), ErrorKind::Limit);
+    assert!(format!("{}", hs.explain(long)).len() < 400);
 }
 
 #[test]
@@ -193,4 +197,59 @@ fn a_deny_outranks_a_pin_and_explain_says_so() {
     assert!(rig.hs.explain("k").to_string().contains("denied"));
     assert!(rig.hs.control().allow("k"));
     assert_eq!(rig.hs.control().treated().len(), 1);
+}
+
+/// What a closure does while it holds the cached bytes must not disturb the read around it.
+#[test]
+fn a_closure_may_read_write_and_panic_in_the_middle_of_a_read() {
+    let rig = Rig::new(1);
+    let hs = rig.hs.clone();
+    rig.rt.block_on(async {
+        hs.put("k", "old").await.unwrap();
+        hs.get("k").await.unwrap();
+    });
+    for _ in 0..3 {
+        let nested = hs.try_read_with("k", |outer| {
+            let inner = hs.try_read_with("k", |inner| inner == outer);
+            (inner, outer.to_vec())
+        });
+        assert_eq!(nested, Some((Some(true), b"old".to_vec())));
+    }
+    let during = hs.try_read_with("k", |old| {
+        hs.invalidate("k");
+        (old.to_vec(), hs.try_read_with("k", |_| ()))
+    });
+    assert_eq!(during, Some((b"old".to_vec(), None)), "invalidated for the inner read already");
+    assert_eq!(hs.try_read_with("k", |_| ()), None, "and for whoever comes later");
+    rig.rt.block_on(async { hs.get("k").await.unwrap() });
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        hs.try_read_with("k", |_| panic!("in the middle"))
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(hs.try_read_with("k", <[u8]>::len), Some(3));
+    let last = hs.try_read_with("k", |old| {
+        hs.control().unpin("k");
+        old.len()
+    });
+    assert_eq!((last, hs.try_read_with("k", |_| ())), (Some(3), None));
+}
+
+/// A thread keeps handles of what it read; of more instances than it has slots, too.
+#[test]
+fn many_instances_on_one_thread_keep_their_values_apart() {
+    let rigs: Vec<Rig> = (0..40).map(|_| Rig::new(1)).collect();
+    for round in 0..3 {
+        for (i, rig) in rigs.iter().enumerate() {
+            let value = format!("{i}:{round}");
+            rig.rt.block_on(async {
+                rig.hs.put("k", value.clone()).await.unwrap();
+                rig.hs.get("k").await.unwrap();
+            });
+            assert_eq!(rig.hs.try_read_with("k", <[u8]>::to_vec), Some(value.into_bytes()));
+        }
+        for (i, rig) in rigs.iter().enumerate() {
+            let value = format!("{i}:{round}").into_bytes();
+            assert_eq!(rig.hs.try_read_with("k", <[u8]>::to_vec), Some(value));
+        }
+    }
 }
