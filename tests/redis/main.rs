@@ -8,6 +8,7 @@
 )]
 #![allow(clippy::allow_attributes, reason = "not every module needs each of them")]
 
+mod adds;
 mod failover;
 mod faults;
 mod load;

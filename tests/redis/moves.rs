@@ -18,7 +18,7 @@ async fn store(cluster: &Cluster) -> RedisStore {
 }
 
 /// Moves a slot around the masters, ten times, each with an ASK window.
-async fn moves(cluster: &Arc<Cluster>, slot: u16) {
+pub async fn moves(cluster: &Arc<Cluster>, slot: u16) {
     let cluster = cluster.clone();
     let mover = move || {
         let mut at = home_of(slot);
