@@ -115,10 +115,8 @@ impl Ticket {
         }
         self.stage = Stage::Ended;
         let (told, next) = self.cell.batches.lock().land(self.batch);
-        for letter in told {
-            letter.deliver(outcome.clone());
-        }
         self.pass_on(next);
+        call::each(told, |letter| letter.deliver(outcome.clone()));
     }
 
     /// Sees to the next batch.

@@ -182,14 +182,17 @@ impl<T> Future for Guarded<T> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         let Some(load) = this.load.as_mut() else { return Poll::Pending };
-        let depth = LOADING.with(|l| {
+        // A thread that is ending has no place to note it: recursion is not recognised there.
+        let depth = LOADING.try_with(|l| {
             let mut l = l.borrow_mut();
             let depth = l.len();
             l.extend(this.keys.iter().map(|k| (this.instance, k.clone())));
             depth
         });
         let polled = catch_unwind(AssertUnwindSafe(|| load.as_mut().poll(cx)));
-        LOADING.with(|l| l.borrow_mut().truncate(depth));
+        if let Ok(depth) = depth {
+            let _ = LOADING.try_with(|l| l.borrow_mut().truncate(depth));
+        }
         match polled {
             Ok(Poll::Pending) => Poll::Pending,
             Ok(Poll::Ready(out)) => {
@@ -213,7 +216,21 @@ thread_local! {
 /// True inside a poll of a load of `key`: waiting for that load would be waiting for oneself.
 pub(crate) fn is_loading(shared: &Arc<Shared>, key: &Key) -> bool {
     let instance = Arc::as_ptr(shared) as usize;
-    LOADING.with(|l| l.borrow().iter().any(|(i, k)| *i == instance && k == key))
+    let known = LOADING.try_with(|l| l.borrow().iter().any(|(i, k)| *i == instance && k == key));
+    known.unwrap_or(false)
+}
+
+/// Runs `f` on all of `items`, also when it panics on one (a waker may): the others must not wait
+/// for ever for that. The first panic goes on when all have been served.
+pub(crate) fn each<T>(items: impl IntoIterator<Item = T>, f: impl Fn(T)) {
+    let mut first = None;
+    for item in items {
+        let served = catch_unwind(AssertUnwindSafe(|| f(item)));
+        first = first.or_else(|| served.err());
+    }
+    if let Some(panic) = first {
+        std::panic::resume_unwind(panic);
+    }
 }
 
 /// The error of a load or a store call that panicked.
@@ -285,11 +302,12 @@ impl Future for Call {
                 this.finished = matches!(step, Step::Done(_));
                 return Poll::Ready(step);
             }
-            if let Some(job) = this.job.as_mut()
-                && job.as_mut().poll(cx).is_ready()
-            {
-                this.job = None;
-                continue;
+            // Taken out while it is polled: after a panic nobody must poll it again.
+            if let Some(mut job) = this.job.take() {
+                if job.as_mut().poll(cx).is_ready() {
+                    continue;
+                }
+                this.job = Some(job);
             }
             if let Some(step) = this.waiter.poll(Some(cx.waker())) {
                 this.finished = matches!(step, Step::Done(_));

@@ -50,6 +50,9 @@ impl Default for NearCache {
     }
 }
 
+/// No age limit is longer.
+const AGE_MAX: Duration = Duration::from_secs(10 * 365 * 86_400);
+
 impl NearCache {
     /// The defaults.
     #[must_use]
@@ -125,6 +128,8 @@ impl NearCache {
             "NearCache::stale is below NearCache::fresh"
         } else if self.absent > self.stale {
             "NearCache::absent is above NearCache::stale"
+        } else if self.stale > AGE_MAX {
+            "NearCache::stale is above ten years"
         } else if self.jitter_permille > 1000 {
             "NearCache::jitter_permille is above 1000"
         } else if self.keys_max > 65_536 {

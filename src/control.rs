@@ -173,10 +173,9 @@ impl<'a> Control<'a> {
         let mut steering = shared.steering.lock();
         let out = steering.operate(shared.clock.now(), say);
         let changed = steering.take_change();
-        if changed {
-            shared.publish_index(&steering.treated());
-        }
+        let garbage = changed.then(|| shared.publish_index(&steering.treated()));
         drop(steering);
+        drop(garbage);
         if changed {
             shared.followers.wake();
         }

@@ -13,6 +13,7 @@ use crate::stats::Books;
 use crate::stats::Stats;
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -57,7 +58,9 @@ impl DriverHandle {
         } else {
             driver.turn();
             let run = move || {
-                while driver.turn() && woken.recv_timeout(TURN) == Err(RecvTimeoutError::Timeout) {}
+                while driver.guarded_turn()
+                    && woken.recv_timeout(TURN) == Err(RecvTimeoutError::Timeout)
+                {}
             };
             let thread = runtime::spawn_thread("heatsink-driver", run);
             Some(
@@ -78,7 +81,10 @@ impl DriverHandle {
     pub(crate) fn stop(&self, shared: &Shared) {
         self.stopped.store(true, Ordering::Release);
         self.wake.lock().take();
-        if let Some(thread) = self.thread.lock().take() {
+        let thread = self.thread.lock().take();
+        // Called on the driver's own thread (by a waker that runs its task in place), it cannot wait
+        // for itself; the thread ends after this turn.
+        if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
             let _ = thread.join();
         }
         shared.close();
@@ -124,8 +130,23 @@ impl Driver {
     }
 
     async fn run_on(mut self, runtime: Arc<dyn Runtime>) {
-        while self.turn() {
+        while self.guarded_turn() {
             runtime.sleep(TURN).await;
+        }
+    }
+
+    /// One turn. A panic of what it calls (the store's `shard_of`, a waker, a recorder, the drop of
+    /// a user's type) costs the rest of the turn and is counted; the next comes as if nothing had
+    /// been.
+    fn guarded_turn(&mut self) -> bool {
+        match catch_unwind(AssertUnwindSafe(|| self.turn())) {
+            Ok(more) => more,
+            Err(_) => {
+                if let Some(shared) = self.shared.upgrade() {
+                    shared.driver_panics.fetch_add(1, Ordering::Relaxed);
+                }
+                true
+            }
         }
     }
 
@@ -163,13 +184,12 @@ impl Driver {
         }
         shared.sampler.set_one_in(steering.sampling());
         let changed = steering.take_change();
-        if changed {
-            shared.publish_index(&steering.treated());
-        }
+        let garbage = changed.then(|| shared.publish_index(&steering.treated()));
         let events: Vec<Event> = std::iter::from_fn(|| steering.poll_event()).collect();
         #[cfg(feature = "metrics")]
         let windows = steering.counts().windows;
         drop(steering);
+        drop(garbage);
         events.iter().for_each(bridge::event);
         if changed {
             shared.followers.wake();

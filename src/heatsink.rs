@@ -415,12 +415,14 @@ impl Heatsink {
         let mut refresh = false;
         let out = shared.hit(key, None, |handle, now, freshness| {
             let entry: &Entry = handle.entry();
-            refresh = handle.shown().take_refresh(freshness, false, now);
             if due > 0 {
                 let age = now.since(entry.ages.started);
                 shared.sample(key, Seen::Hit(freshness, age), due);
             }
-            f((!entry.absent).then_some(&entry.bytes[..]))
+            let out = f((!entry.absent).then_some(&entry.bytes[..]));
+            // Claimed after `f`: its panic must not take the claim with it.
+            refresh = handle.shown().take_refresh(freshness, false, now);
+            out
         });
         if refresh {
             self.refresh(&Key::copy(key), From::Store);
@@ -507,6 +509,9 @@ impl Heatsink {
             let mut call = Call::new(shared.clone(), (hash, key.clone()), waiter, id);
             call.run(from.job(shared, ticket));
             call.detach();
+        } else {
+            // A load runs already, or there is no room: the claim goes back.
+            shared.pause_refresh(hash, key, shared.clock.now());
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The hot list, for those who look and for those who follow.
 
+use crate::call;
 use crate::engine::control::hotlist::HotList;
 use crate::engine::control::merge::{Limits, Merge, Merged, Report};
 use crate::error::{Error, ErrorKind, Result};
@@ -116,11 +117,10 @@ impl HotListChanges {
                 return Poll::Ready(Some(steering.hot_list(self.shared.clock.now())));
             }
             // Under the lock: a change that comes now finds the waker.
-            if self.shared.followers.wait(self.id, cx.waker()) {
-                Poll::Pending
-            } else {
-                Poll::Ready(None)
-            }
+            let (open, old) = self.shared.followers.wait(self.id, cx.waker());
+            drop(steering);
+            drop(old);
+            if open { Poll::Pending } else { Poll::Ready(None) }
         })
         .await
     }
@@ -161,24 +161,28 @@ impl Followers {
         Some(id)
     }
 
-    /// False when nothing will change any more.
-    fn wait(&self, id: u64, waker: &Waker) -> bool {
+    /// False when nothing will change any more; and the waker that was there, to be dropped after
+    /// all locks are released: it may own anything, another follower too.
+    fn wait(&self, id: u64, waker: &Waker) -> (bool, Option<Waker>) {
         let mut all = self.0.lock();
-        if let Some((_, seat)) = all.seats.iter_mut().find(|(seat, _)| *seat == id) {
-            *seat = Some(waker.clone());
-        }
-        !all.closed
+        let seat = all.seats.iter_mut().find(|(seat, _)| *seat == id);
+        let old = seat.and_then(|(_, seat)| seat.replace(waker.clone()));
+        (!all.closed, old)
     }
 
     fn leave(&self, id: u64) {
-        self.0.lock().seats.retain(|(seat, _)| *seat != id);
+        let mut all = self.0.lock();
+        let at = all.seats.iter().position(|(seat, _)| *seat == id);
+        let gone = at.map(|at| all.seats.swap_remove(at));
+        drop(all);
+        drop(gone);
     }
 
     /// Wakes all. Not under the lock of the steering: a waker may run anything.
     pub(crate) fn wake(&self) {
         let wakers: Vec<Waker> =
             self.0.lock().seats.iter_mut().filter_map(|(_, seat)| seat.take()).collect();
-        wakers.into_iter().for_each(Waker::wake);
+        call::each(wakers, Waker::wake);
     }
 
     /// Nothing will change any more.

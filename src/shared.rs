@@ -6,7 +6,7 @@
 //! the cell shows change together.
 
 use crate::adds::Counters;
-use crate::call::{Outcome, Ticket, Waiter};
+use crate::call::{self, Outcome, Ticket, Waiter};
 use crate::cell::{Entry, Handle, Index, Refused, Spread, Used};
 use crate::config::Options;
 use crate::driver::SharedBooks;
@@ -69,6 +69,8 @@ pub(crate) struct Shared {
     /// How many values were not cached because the hot tier had no room.
     pub(crate) refused_full: AtomicU64,
     pub(crate) refused_older: AtomicU64,
+    /// Turns of the driver that ended in a panic.
+    pub(crate) driver_panics: AtomicU64,
 }
 
 /// What a loader or the store brought.
@@ -136,6 +138,7 @@ impl Shared {
             dice: AtomicU64::new(seed),
             refused_full: AtomicU64::new(0),
             refused_older: AtomicU64::new(0),
+            driver_panics: AtomicU64::new(0),
         }
     }
 
@@ -195,7 +198,7 @@ impl Shared {
         f: impl FnOnce(&Arc<Handle>, Tick, Freshness) -> R,
     ) -> Option<R> {
         let Some(kept) = kept::take(key, |handle| handle.stands_for(self.instance, key)) else {
-            return self.find(key, max_age, f);
+            return self.find(key, max_age, true, f);
         };
         let out = self.serve(&kept, max_age, f);
         kept::keep(key, kept);
@@ -209,13 +212,14 @@ impl Shared {
         &self,
         key: &[u8],
         max_age: Option<Duration>,
+        keep: bool,
         f: impl FnOnce(&Arc<Handle>, Tick, Freshness) -> R,
     ) -> Option<R> {
         let index = self.index.load();
         index.find(self.hash(key), key)?.spread(|spread| {
             let handle = spread.handle();
             let out = self.serve(handle, max_age, f)?;
-            if handle.entry().bytes.len() <= kept::BYTES_MAX {
+            if keep && handle.entry().bytes.len() <= kept::BYTES_MAX {
                 kept::keep(key, handle.clone());
             }
             Some(out)
@@ -257,7 +261,8 @@ impl Shared {
         let now = self.clock.now();
         let latest = max_age == Some(Duration::ZERO);
         if !latest
-            && let Some(hit) = self.hit(key, max_age, |handle, now, freshness| {
+            // Not kept: what goes for it may be the last of a user's type, and the lock is held.
+            && let Some(hit) = self.find(key, max_age, false, |handle, now, freshness| {
                 let due = handle.shown().take_refresh(freshness, loader, now);
                 (crate::value::Value::hot(handle.clone(), now, freshness), due)
             })
@@ -368,6 +373,8 @@ impl Shared {
             }
             Err(Refused::Older) => {
                 self.refused_older.fetch_add(1, Ordering::Relaxed);
+                // The value that stays may be refreshed again.
+                self.pause_refresh(hash, key, self.clock.now());
                 None
             }
             Err(Refused::Closed) => None,
@@ -392,9 +399,7 @@ impl Shared {
         landing: Landing<Arc<Waiter>>,
         outcome: Outcome,
     ) {
-        for waiter in landing.waiters {
-            waiter.deliver(outcome.clone());
-        }
+        call::each(landing.waiters, |waiter| waiter.deliver(outcome.clone()));
         self.tell_to_lead(hash, key, landing.next);
     }
 

@@ -66,6 +66,8 @@ pub struct Stats {
     pub windows_stalled: u64,
     /// A key is hot from this many requests a second on, at the present sampling.
     pub threshold_per_sec: f64,
+    /// Turns of the driver that ended in a panic of something they called. Look for its message.
+    pub driver_panics: u64,
     /// One request in this many is sampled now.
     pub sampled_one_in: u32,
     /// Samples that found the queue full.
@@ -155,6 +157,7 @@ impl Stats {
             windows_stalled: counts.windows_stalled,
             threshold_per_sec,
             keys_under_way,
+            driver_panics: shared.driver_panics.load(std::sync::atomic::Ordering::Relaxed),
             sampled_one_in: shared.sampler.one_in(),
             samples_dropped: shared.sampler.dropped(),
             served_age_max: books.age_max,

@@ -1,7 +1,7 @@
 //! What the driver and the operator do to an instance: replace the index, end loads that take too
 //! long, clear what nobody can read any more, add up what has been counted.
 
-use crate::cell::{Cell, Index};
+use crate::cell::{Cell, Index, Spread};
 use crate::engine::control::shards::SHARDS_MAX;
 use crate::engine::control::steering::Steering;
 use crate::engine::data::gate::Tally;
@@ -43,8 +43,10 @@ impl Shared {
     }
 
     /// Publishes the set of hot keys. Keys that leave it show nothing any more before the new
-    /// index is in force; keys that stay keep their cells. Callers hold the control lock.
-    pub(crate) fn publish_index(&self, keys: &[Key]) {
+    /// index is in force; keys that stay keep their cells. Callers hold the control lock, and drop
+    /// what is returned after it: the drop of a user's type may call heatsink.
+    #[must_use]
+    pub(crate) fn publish_index(&self, keys: &[Key]) -> Vec<Arc<Spread>> {
         let old = self.index.load_full();
         let mut next = Index::default();
         for key in keys {
@@ -55,21 +57,22 @@ impl Shared {
             let kept = old.find(hash, key).cloned();
             next.insert(kept.unwrap_or_else(|| Arc::new(Cell::new(hash, key.clone()))));
         }
+        let mut garbage = Vec::new();
         for cell in old.iter().filter(|c| next.find(c.hash, &c.key).is_none()) {
-            let gate = self.stripe(cell.hash).lock();
-            let garbage = cell.close(&self.used);
-            drop(gate);
-            drop(garbage);
+            let _gate = self.stripe(cell.hash).lock();
+            garbage.extend(cell.close(&self.used));
         }
         self.index.store(Arc::new(next));
+        garbage
     }
 
     /// The instance has ended: nothing is served any more, and nothing kept.
     pub(crate) fn close(&self) {
         self.extend_index(Tick::ZERO);
         let steering = self.steering.lock();
-        self.publish_index(&[]);
+        let garbage = self.publish_index(&[]);
         drop(steering);
+        drop(garbage);
         self.followers.close();
     }
 

@@ -12,6 +12,7 @@
 //!   ClickHouse's summaries lacked when a partly filled one was merged as if it were full.
 
 use super::sketch::{KEY_PREFIX_BYTES, Sketch};
+use crate::key::short;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
@@ -49,12 +50,18 @@ pub struct ReportEntry {
 }
 
 /// A key in a report: its bytes, and where those are only a prefix, also the hash of the whole.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReportKey {
     /// The key, cut to [`KEY_PREFIX_BYTES`].
     pub bytes: Box<[u8]>,
     /// Zero for a whole key. Else reporters must hash alike for their counts to meet.
     pub hash: u64,
+}
+
+impl fmt::Debug for ReportKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ReportKey(\"{}\")", short(&self.bytes))
+    }
 }
 
 impl ReportKey {

@@ -11,6 +11,7 @@
 use super::super::time::Tick;
 use super::treat::{self, Decision, Rates, Situation};
 use super::watch::{Tally, Watch};
+use crate::key::short;
 use std::fmt;
 use std::time::Duration;
 
@@ -35,7 +36,7 @@ pub struct WindowRecord {
 }
 
 /// What is known of one key's rate in the last finished window.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq)]
 pub struct Estimate {
     /// The key, cut as in the sketch.
     pub key: Box<[u8]>,
@@ -79,7 +80,7 @@ pub enum Why {
 }
 
 /// The key of a verdict, and the numbers behind it.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq)]
 pub struct Finding {
     /// The key, cut as in the sketch.
     pub key: Box<[u8]>,
@@ -171,6 +172,31 @@ pub(crate) fn finding(
         at,
         why,
         decision: treat::decide(treat, &Situation::alone(demand, watch.near.is_on())),
+    }
+}
+
+impl fmt::Debug for Estimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Estimate")
+            .field("key", &short(&self.key))
+            .field("estimate_per_sec", &self.estimate_per_sec)
+            .field("lower_bound_per_sec", &self.lower_bound_per_sec)
+            .field("margin_per_sec", &self.margin_per_sec)
+            .field("demand", &self.demand)
+            .field("load_per_sec", &self.load_per_sec)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Finding")
+            .field("key", &short(&self.key))
+            .field("demand", &self.demand)
+            .field("load_per_sec", &self.load_per_sec)
+            .field("why", &self.why)
+            .field("decision", &self.decision)
+            .finish_non_exhaustive()
     }
 }
 
