@@ -1,4 +1,4 @@
-//! How a service starts: heatsink looks on, says what it would do, and touches nothing.
+//! How a service starts: heatsink looks on, says what it would do, and serves nothing from memory.
 //!
 //! An axum service over an embedded store. Without options it plays its own traffic for six
 //! seconds: 4,000 requests a second, of which every fifth asks for `post:viral` from the second
@@ -25,7 +25,7 @@ usage: observe [--json] [--listen ADDRESS]
   --listen ADDRESS   serves GET and PUT /keys/{key}, GET /hot and GET /stats, until it is stopped
   --json             plays the built-in traffic and prints one JSON object, nothing else
   --help             this text
-Exit status 1 when heatsink touched anything, or did not see the viral post.";
+Exit status 1 when a value was served from memory, or the viral post was not seen.";
 
 const RATE: f64 = 4_000.0;
 const SECONDS: f64 = 6.0;

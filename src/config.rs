@@ -284,8 +284,9 @@ impl Detect {
         self
     }
 
-    /// Finds, explains and tells, and touches nothing: every read goes to the store as it would
-    /// without heatsink's near cache, pinned keys included. How a service starts.
+    /// Finds, explains and tells what it would do, and treats no key, pinned ones included: no value
+    /// is served from memory. Reads that come together still share a load, and adds a round trip.
+    /// How a service starts.
     #[must_use]
     pub fn observe_only(mut self) -> Detect {
         self.observe_only = true;

@@ -76,6 +76,9 @@ impl Read {
 /// What a loader may return, and what its caller gets for it.
 ///
 /// Bytes in any of the usual types give a [`Value`]; an `Option` of them gives `Option<Value>`.
+#[diagnostic::on_unimplemented(
+    note = "for a type of your own: `hs.typed::<T, _>(Json).load(key, loader)` (feature `json`)"
+)]
 pub trait Loadable: IntoStored {
     /// What the caller gets.
     type Out;

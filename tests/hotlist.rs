@@ -62,7 +62,7 @@ fn a_hot_key_is_found_served_from_memory_and_let_go_when_it_cools() {
     let hot = list.get("a").unwrap();
     assert!(hot.in_force && hot.rule == Rule::Detected, "{hot}");
     assert!((300.0..500.0).contains(&hot.reads_per_sec), "demand stays counted: {hot}");
-    assert!(hot.load_per_sec <= 3.0 && hot.saved > 1_000 && hot.share > 0.99, "{hot}");
+    assert!(hot.load_per_sec <= 3.0 && hot.saved > 1_000 && hot.share.unwrap() > 0.99, "{hot}");
     let told = rig.hs.explain("a").to_string();
     assert!(
         told.contains("near cache (detected)") && told.contains("near cache from 50/s"),

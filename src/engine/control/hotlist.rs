@@ -53,8 +53,12 @@ pub struct HotKey {
     pub lower_bound_per_sec: f64,
     /// Requests a second that reached the store.
     pub load_per_sec: f64,
-    /// Its part of all requests of this process, from 0 to 1.
-    pub share: f64,
+    /// Whether a whole window has passed since it came on the list. Until then the rates are those
+    /// that proved it hot, which is less than what it has now.
+    pub settled: bool,
+    /// Its part of all requests of this process in the last window, from 0 to 1; `None` until it
+    /// has settled.
+    pub share: Option<f64>,
     /// The rule that fired, with its numbers; `None` for a key that only an operator named.
     pub reason: Option<Reason>,
     /// What else would help its reads.
@@ -113,15 +117,14 @@ impl fmt::Display for Rule {
 
 impl fmt::Display for HotKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}: {:.0} reads/s, {:.0} writes/s ({:.1} % of the requests), {:.0}/s reach the store; ",
-            self.key,
-            self.reads_per_sec,
-            self.writes_per_sec,
-            100.0 * self.share,
-            self.load_per_sec,
-        )?;
+        let so_far = if self.settled { "" } else { "so far at least " };
+        let (reads, writes) = (self.reads_per_sec, self.writes_per_sec);
+        write!(f, "{}: {so_far}{reads:.0} reads/s, {writes:.0} writes/s", self.key)?;
+        if let Some(share) = self.share {
+            let load = self.load_per_sec;
+            write!(f, " ({:.1} % of the requests), {load:.0}/s reach the store", 100.0 * share)?;
+        }
+        f.write_str("; ")?;
         match (self.treatment, self.in_force) {
             (Some(treatment), true) => write!(f, "{treatment}")?,
             (Some(treatment), false) => write!(f, "would be: {treatment}")?,
@@ -141,7 +144,8 @@ impl fmt::Display for HotKey {
 
 impl fmt::Display for HotList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} hot keys at {:.0}/s", self.entries.len(), self.threshold_per_sec)?;
+        let (n, s) = (self.entries.len(), if self.entries.len() == 1 { "" } else { "s" });
+        write!(f, "{n} hot key{s}, threshold {:.0}/s", self.threshold_per_sec)?;
         if self.observe_only {
             f.write_str(" (observe only)")?;
         }

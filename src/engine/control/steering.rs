@@ -76,6 +76,8 @@ struct Found {
     since: Tick,
     near: bool,
     demand: Rates,
+    /// The rates are those of a whole window.
+    settled: bool,
     lower_bound_per_sec: f64,
     load_per_sec: f64,
     decision: Decision,
@@ -292,6 +294,7 @@ impl Steering {
                 // What a schedule has treated stays so until it is over or the key cools.
                 near: finding.decision.near || earlier.as_ref().is_some_and(|f| f.near),
                 demand: finding.demand,
+                settled: false,
                 lower_bound_per_sec: finding.lower_bound_per_sec,
                 load_per_sec: finding.load_per_sec,
                 decision,
@@ -315,6 +318,7 @@ impl Steering {
             since: now,
             near: true,
             demand: Rates::default(),
+            settled: false,
             lower_bound_per_sec: 0.0,
             load_per_sec: 0.0,
             decision: treat::decide(&self.options.detect.treat, &situation),
@@ -382,11 +386,12 @@ impl Steering {
         self.operator.pins_mut().for_each(|pin| pin.saved += saved_by(detector, pin.hash, secs));
         let ids: Vec<Id> = self.found.keys().cloned().collect();
         for id in ids {
-            self.refresh(now, &id, saved_by(&self.detector, id.0, secs));
+            let saved = saved_by(&self.detector, id.0, secs);
+            self.refresh(now, &id, record.duration, saved);
         }
     }
 
-    fn refresh(&mut self, now: Tick, id: &Id, saved: f64) {
+    fn refresh(&mut self, now: Tick, id: &Id, window: Duration, saved: f64) {
         let explained = self.detector.explain(id.0);
         let Some(found) = self.found.get(id) else { return };
         let hot = explained.as_ref().is_some_and(|e| e.hot_since.is_some());
@@ -403,6 +408,7 @@ impl Steering {
         let decision = self.decide(found.shard, demand, estimate.load_per_sec, &found.decision);
         let Some(found) = self.found.get_mut(id) else { return };
         found.demand = demand;
+        found.settled = now.since(found.since) >= window;
         found.load_per_sec = estimate.load_per_sec;
         found.lower_bound_per_sec =
             (estimate.lower_bound_per_sec - estimate.margin_per_sec).max(0.0);
@@ -438,7 +444,8 @@ impl Steering {
             writes_per_sec: f.demand.writes_per_sec,
             lower_bound_per_sec: f.lower_bound_per_sec,
             load_per_sec: f.load_per_sec,
-            share: self.share(f.demand),
+            settled: f.settled,
+            share: f.settled.then(|| self.share(f.demand)),
             reason: Some(f.decision.reason),
             reads_advice: f.decision.reads,
             writes_advice: f.decision.writes,
@@ -461,7 +468,8 @@ impl Steering {
                 .as_ref()
                 .map_or(0.0, |e| (e.lower_bound_per_sec - e.margin_per_sec).max(0.0)),
             load_per_sec: estimate.as_ref().map_or(0.0, |e| e.load_per_sec),
-            share: self.share(demand),
+            settled: estimate.is_some(),
+            share: estimate.is_some().then(|| self.share(demand)),
             reason: None,
             reads_advice: None,
             writes_advice: None,
