@@ -9,15 +9,15 @@
 //! `cargo bench --bench add [-- --json | --test]`
 #![expect(clippy::disallowed_methods, reason = "a benchmark times the machine")]
 
+mod common;
+
+use common::{Row, poll_once, rows};
 use heatsink::{Adds, Buffered, Heatsink, store::MemoryStore};
 use std::cell::Cell;
-use std::future::Future;
 use std::hint::black_box;
-use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 const ROUNDS: usize = 9;
@@ -51,15 +51,6 @@ fn own_work() {
         }
         counter.set(black_box(x));
     });
-}
-
-/// Finishes a future that is ready at once, as an add is.
-#[inline]
-fn poll_once<T>(future: impl Future<Output = T>) -> T {
-    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(out) => out,
-        Poll::Pending => panic!("an add waited"),
-    }
 }
 
 /// A counter on a line of its own.
@@ -124,38 +115,14 @@ fn rate(threads: usize, window: Duration, op: impl Fn(&AtomicI64) + Sync) -> f64
     })
 }
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
-struct Row {
-    one: f64,
-    two: f64,
-    /// Two threads together over one thread, round by round.
-    scaling: f64,
-}
-
 struct Run {
     rows: Vec<Row>,
 }
 
 impl Run {
     fn take(subjects: &Subjects, rounds: usize, window: Duration) -> Run {
-        let mut seen = vec![Vec::new(); NAMES.len()];
-        for _ in 0..rounds {
-            for (row, seen) in seen.iter_mut().enumerate() {
-                let one = subjects.measure(row, 1, window);
-                seen.push((one, subjects.measure(row, 2, window)));
-            }
-        }
-        let row = |seen: &Vec<(f64, f64)>| Row {
-            one: median(seen.iter().map(|s| s.0)),
-            two: median(seen.iter().map(|s| s.1)),
-            scaling: median(seen.iter().map(|s| s.1 / s.0)),
-        };
-        Run { rows: seen.iter().map(row).collect() }
+        let measure = |row, threads| subjects.measure(row, threads, window);
+        Run { rows: rows(NAMES.len(), rounds, measure) }
     }
 
     fn valid(&self) -> bool {

@@ -52,12 +52,12 @@ type Fail = Box<dyn std::error::Error + Send + Sync>;
 
 /// What a service calls to read a post.
 #[derive(Clone)]
-enum Service {
-    Bare(MemoryStore),
+enum Service<S> {
+    Bare(S),
     Heatsink(Heatsink),
 }
 
-impl Service {
+impl<S: Store> Service<S> {
     async fn read(&self, key: &Key) -> bool {
         match self {
             Service::Bare(store) => store.get(key).await.is_ok(),
@@ -161,7 +161,7 @@ impl Meter {
 struct Run {
     title: &'static str,
     store: MemoryStore,
-    services: Vec<Service>,
+    services: Vec<Service<MemoryStore>>,
     start: Instant,
     /// Everything, and what was asked in the measured window.
     all: Meter,
@@ -180,7 +180,7 @@ impl Run {
         // The default is fresh for 1 s, 10 % more or less by chance: sometimes 1.1 reads a
         // second. 1.2 s without chance keeps every service below one.
         let near = NearCache::new().fresh(Duration::from_millis(1_200)).jitter_permille(0);
-        let service = || -> heatsink::Result<Service> {
+        let service = || -> heatsink::Result<Service<MemoryStore>> {
             let store = store.clone();
             if wrapped {
                 return Ok(Service::Heatsink(Heatsink::builder(store).near(near.clone()).build()?));

@@ -6,7 +6,7 @@
 #[path = "../servers/mod.rs"]
 mod servers;
 
-use super::{Fail, Meter, Traffic, VIRAL, hottest, rates, round};
+use super::{Fail, Meter, Service, Traffic, VIRAL, hottest, rates, round};
 use heatsink::store::{RedisStore, Store};
 use heatsink::{Heatsink, Key, NearCache};
 use serde_json::json;
@@ -22,20 +22,6 @@ const SERVICES: usize = 4;
 const SECONDS: f64 = 5.0;
 /// The measured part begins after the services have found the post.
 const FROM: f64 = 1.0;
-
-enum Service {
-    Bare(RedisStore),
-    Heatsink(Heatsink),
-}
-
-impl Service {
-    async fn read(&self, key: &Key) -> bool {
-        match self {
-            Service::Bare(store) => store.get(key).await.is_ok(),
-            Service::Heatsink(hs) => hs.get(key).await.is_ok(),
-        }
-    }
-}
 
 struct Outcome {
     rates: Vec<f64>,

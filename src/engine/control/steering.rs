@@ -17,7 +17,7 @@ use super::operator::{Named, Operator};
 use super::shards::Shards;
 use super::sketch::prefix;
 use super::treat::{self, Decision, Rates, Shard, Situation, Treatment};
-use super::verdict::{Explanation, Finding, Verdict};
+use super::verdict::{Estimate, Explanation, Finding, Verdict};
 use crate::key::Key;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -381,17 +381,18 @@ impl Steering {
         self.counts.windows += 1;
         self.counts.windows_stalled += u64::from(record.stalled);
         self.shards.finish_window(record.duration);
-        let secs = record.duration.as_secs_f64();
         let detector = &self.detector;
-        self.operator.pins_mut().for_each(|pin| pin.saved += saved_by(detector, pin.hash, secs));
+        for pin in self.operator.pins_mut() {
+            let estimate = detector.explain(pin.hash).and_then(|e| e.estimate);
+            pin.saved += estimate.map_or(0.0, |e| saved(&e, record.duration));
+        }
         let ids: Vec<Id> = self.found.keys().cloned().collect();
         for id in ids {
-            let saved = saved_by(&self.detector, id.0, secs);
-            self.refresh(now, &id, record.duration, saved);
+            self.refresh(now, &id, record.duration);
         }
     }
 
-    fn refresh(&mut self, now: Tick, id: &Id, window: Duration, saved: f64) {
+    fn refresh(&mut self, now: Tick, id: &Id, window: Duration) {
         let explained = self.detector.explain(id.0);
         let Some(found) = self.found.get(id) else { return };
         let hot = explained.as_ref().is_some_and(|e| e.hot_since.is_some());
@@ -413,7 +414,7 @@ impl Steering {
         found.lower_bound_per_sec =
             (estimate.lower_bound_per_sec - estimate.margin_per_sec).max(0.0);
         found.decision = decision;
-        found.saved += saved;
+        found.saved += saved(&estimate, window);
     }
 
     /// The decision with what is known of the key's shard.
@@ -490,7 +491,6 @@ fn id(hash: u64, key: &[u8]) -> Id {
 }
 
 /// Requests of a key that did not reach the store in the last finished window.
-fn saved_by(detector: &Detector, hash: u64, secs: f64) -> f64 {
-    let estimate = detector.explain(hash).and_then(|e| e.estimate);
-    estimate.map_or(0.0, |e| (e.demand.total() - e.load_per_sec).max(0.0) * secs)
+fn saved(estimate: &Estimate, window: Duration) -> f64 {
+    (estimate.demand.total() - estimate.load_per_sec).max(0.0) * window.as_secs_f64()
 }
