@@ -1,7 +1,7 @@
 //! How a value is read: a caller's limits, where the value comes from, waiting for several.
 
 use crate::call::{self, Call, Step, Ticket};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, Retry};
 use crate::key::Key;
 use crate::runtime::{BoxFuture, Runtime};
 use crate::shared::{Loaded, Shared};
@@ -158,6 +158,7 @@ pub(crate) fn absent() -> Error {
         ErrorKind::Loader,
         "another loader of this key found no value; return an Option to allow for that",
     )
+    .with_retry(Retry::Never)
 }
 
 impl Error {
