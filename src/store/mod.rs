@@ -16,11 +16,13 @@ mod dynamic;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+mod stock;
 
 pub(crate) use dynamic::DynStore;
 pub use memory::MemoryStore;
 #[cfg(feature = "redis")]
 pub use redis::RedisStore;
+pub use stock::{End, Ended, Hold, Holds, Take};
 
 use crate::error::{Error, Result};
 use crate::key::Key;
@@ -78,21 +80,6 @@ pub enum Once {
     Poisoned,
 }
 
-/// What came of taking units from a stock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Take {
-    /// Taken by this hold (now or by an earlier call of the same hold); how many are left.
-    Taken {
-        /// Units left under this key.
-        left: i64,
-    },
-    /// Fewer than asked for are there; nothing was taken.
-    Short {
-        /// Units left under this key.
-        left: i64,
-    },
-}
-
 /// What a store can do beyond the five required operations.
 ///
 /// # Example
@@ -115,7 +102,7 @@ pub struct Capability {
     pub add_once: bool,
     /// [`Store::claim_lane`].
     pub claim_lane: bool,
-    /// [`Store::take`].
+    /// [`Store::take`], [`Store::end_hold`] and [`Store::holds`].
     pub take: bool,
     /// [`Store::publish`] and [`Store::subscribe`].
     pub publish: bool,
@@ -289,7 +276,8 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Takes `amount` units from the integer under `key` if that many are there, once per `hold`:
-    /// the same hold asking again gets the answer it got. Capability `take`.
+    /// a hold that has taken hears the same again, one that was put back takes nothing any more.
+    /// Capability `take`.
     fn take(
         &self,
         key: &Key,
@@ -297,6 +285,26 @@ pub trait Store: Send + Sync + 'static {
         hold: &Key,
     ) -> impl Future<Output = Result<Take>> + Send {
         let _ = (key, amount, hold);
+        async { Err(Error::unsupported("take")) }
+    }
+
+    /// Ends `hold` under `key`, once: its units are sold, or go back in the same step. Putting back
+    /// a hold that never took bars it, so that a [`take`](Store::take) that is still under way
+    /// takes nothing. Capability `take`.
+    fn end_hold(
+        &self,
+        key: &Key,
+        hold: &Key,
+        end: End,
+    ) -> impl Future<Output = Result<Ended>> + Send {
+        let _ = (key, hold, end);
+        async { Err(Error::unsupported("take")) }
+    }
+
+    /// The holds under `key`, open and ended, a page at a time: `None` begins, then whatever
+    /// [`Holds::next`] said. Capability `take`.
+    fn holds(&self, key: &Key, page: Option<Bytes>) -> impl Future<Output = Result<Holds>> + Send {
+        let _ = (key, page);
         async { Err(Error::unsupported("take")) }
     }
 

@@ -30,7 +30,9 @@ mod subscribe;
 pub use builder::RedisStoreBuilder;
 pub use route::RedisStats;
 
-use super::{Capability, Once, Store, Stored, Subscription, Take, Version};
+use super::{
+    Capability, End, Ended, Hold, Holds, Once, Store, Stored, Subscription, Take, Version,
+};
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::{self, Key};
 use bytes::Bytes;
@@ -42,6 +44,9 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Holds asked for at once.
+const HOLDS_PAGE: usize = 512;
 
 /// A TTL beyond ten thousand years is none that a server takes.
 const TTL_MS_MAX: u128 = 315_360_000_000_000;
@@ -299,6 +304,14 @@ fn list(reply: &Value) -> &[Value] {
     if let Value::Array(items) = reply { items } else { &[] }
 }
 
+fn text(reply: &Value) -> Option<&str> {
+    if let Value::BulkString(bytes) = reply { std::str::from_utf8(bytes).ok() } else { None }
+}
+
+fn units(reply: &Value) -> Result<u64> {
+    text(reply).and_then(|n| n.parse().ok()).ok_or_else(|| answer::unexpected(true))
+}
+
 fn once(reply: &Value) -> Result<Once> {
     let word = |v: &Value| match v {
         Value::BulkString(b) => String::from_utf8_lossy(b).into_owned(),
@@ -472,9 +485,48 @@ impl Store for RedisStore {
         let args = [hold.as_bytes(), amount.as_bytes(), kept.as_bytes(), max.as_bytes()];
         let script = &self.inner.scripts.take;
         let reply = self.script("take", script, key, &[key, &holds], &args).await?;
-        let [taken, left] = list(&reply) else { return Err(answer::unexpected(true)) };
-        let left = total(left)?;
-        Ok(if yes(taken)? { Take::Taken { left } } else { Take::Short { left } })
+        let [taken, count] = list(&reply) else { return Err(answer::unexpected(true)) };
+        match taken {
+            Value::Int(0) => Ok(Take::Short { left: total(count)? }),
+            Value::Int(1) => Ok(Take::Taken { left: total(count)? }),
+            Value::Int(2) => Ok(Take::Ended { amount: units(count)? }),
+            _ => Err(answer::unexpected(true)),
+        }
+    }
+
+    async fn end_hold(&self, key: &Key, hold: &Key, end: End) -> Result<Ended> {
+        let (holds, (kept, max)) = (scripts::beside(key, "hold"), self.kept());
+        let letter: &[u8] = if end == End::Sold { b"s" } else { b"b" };
+        let args = [hold.as_bytes(), letter, kept.as_bytes(), max.as_bytes()];
+        let script = &self.inner.scripts.end_hold;
+        let reply = self.script("take", script, key, &[key, &holds], &args).await?;
+        let [when, amount, how] = list(&reply) else { return Err(answer::unexpected(true)) };
+        let amount = units(amount)?;
+        let how = text(how).and_then(scripts::end).flatten();
+        match (when, how) {
+            (Value::Int(0), _) => Ok(Ended::Never),
+            (Value::Int(1), _) => Ok(Ended::Now { amount }),
+            (Value::Int(2), Some(end)) => Ok(Ended::Before { end, amount }),
+            _ => Err(answer::unexpected(true)),
+        }
+    }
+
+    async fn holds(&self, key: &Key, page: Option<Bytes>) -> Result<Holds> {
+        let holds = scripts::beside(key, "hold");
+        let mut cmd = redis::cmd("HSCAN");
+        let from = page.unwrap_or_else(|| Bytes::from_static(b"0"));
+        cmd.arg(&holds).arg(from.as_ref()).arg("COUNT").arg(HOLDS_PAGE);
+        let reply = self.plain(key, &cmd, false).await?;
+        let [Value::BulkString(next), found] = list(&reply) else {
+            return Err(answer::unexpected(false));
+        };
+        let next = (next != b"0").then(|| Bytes::copy_from_slice(next));
+        let pairs = list(found).chunks_exact(2).map(|pair| match pair {
+            [Value::BulkString(id), Value::BulkString(state)] => scripts::hold(id, state),
+            _ => None,
+        });
+        let page: Option<Vec<Hold>> = pairs.collect();
+        Ok(Holds { page: page.ok_or_else(|| answer::unexpected(false))?, next })
     }
 
     async fn publish(&self, channel: &Key, message: Bytes) -> Result<()> {
