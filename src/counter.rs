@@ -24,6 +24,10 @@ pub struct Sum {
 }
 
 impl Sum {
+    pub(crate) fn new(total: i64, age: Duration) -> Sum {
+        Sum { total, age }
+    }
+
     /// The sum.
     #[must_use]
     pub fn total(&self) -> i64 {

@@ -4,6 +4,7 @@
 //!
 //! - [`Heatsink`]: the handle a service calls; [`blocking`] for plain threads, [`Typed`] for types.
 //! - [`Counter`], [`Buffered`]: adds that combine; [`Adds`]: their options.
+//! - [`Stock`]: units that are sold once each.
 //! - [`store`]: what heatsink needs from a store, and the embedded one.
 //! - [`HotList`]: who is hot; [`Control`]: pins, denials, schedules, [`Explanation`]; [`Stats`]:
 //!   plain numbers.
@@ -54,6 +55,7 @@ pub mod runtime;
 mod sample;
 mod shared;
 mod stats;
+mod stock;
 pub mod store;
 mod sync;
 #[cfg(feature = "testing")]
@@ -82,6 +84,7 @@ pub use key::Key;
 pub use lanes::Parts;
 pub use read::{IntoStored, Loadable, Read};
 pub use stats::Stats;
+pub use stock::{Accounts, Fate, Held, OpenHold, Reconciler, Stock, Taken};
 pub use store::{Capability, Store};
 #[cfg(feature = "json")]
 pub use typed::Json;

@@ -16,6 +16,7 @@
 //! - [`merge`]: reports of several processes as one ranked list with bounds.
 //! - [`lanes`]: one writer's absolute total of a counter, and what of it is stored.
 //! - [`roster`]: who holds which lane.
+//! - [`stock`]: units in buckets, and the work that moves them.
 
 pub mod detect;
 pub mod hotlist;
@@ -29,6 +30,7 @@ pub mod sampling;
 pub mod shards;
 pub mod sketch;
 pub mod steering;
+pub mod stock;
 pub mod treat;
 pub mod verdict;
 pub mod watch;

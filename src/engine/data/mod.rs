@@ -5,6 +5,7 @@
 //! - [`near`]: how old a cached value may be, and which of two values wins.
 //! - [`adds`]: adds of one counter that travel together.
 //! - [`approx`]: counting for display, one add in k.
+//! - [`probe`]: one caller's way through the buckets of a stock.
 //! - [`regions`]: counters that are written in several regions.
 //! - [`sums`]: the sum of one counter, as this process knows it.
 
@@ -13,6 +14,7 @@ pub mod approx;
 pub mod flight;
 pub mod gate;
 pub mod near;
+pub mod probe;
 pub mod regions;
 pub mod sums;
 
