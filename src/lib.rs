@@ -84,7 +84,9 @@ pub use key::Key;
 pub use lanes::Parts;
 pub use read::{IntoStored, Loadable, Read};
 pub use stats::Stats;
-pub use stock::{Accounts, Fate, Held, OpenHold, Reconciler, Stock, Taken};
+pub use stock::{
+    Accounts, Fate, Held, OpenHold, Reconciler, Stock, Taken, WaitingRoom, WaitingTicket,
+};
 pub use store::{Capability, Store};
 #[cfg(feature = "json")]
 pub use typed::Json;

@@ -4,9 +4,11 @@
 //! asked. A stock is a record and some buckets, each in a hash slot of its own.
 
 mod books;
+mod room;
 mod work;
 
 pub use books::{Accounts, Fate, OpenHold, Reconciler};
+pub use room::{WaitingRoom, WaitingTicket};
 
 use crate::adds::check_key;
 use crate::counter::{Sum, integer};

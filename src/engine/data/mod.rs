@@ -7,6 +7,7 @@
 //! - [`approx`]: counting for display, one add in k.
 //! - [`probe`]: one caller's way through the buckets of a stock.
 //! - [`regions`]: counters that are written in several regions.
+//! - [`room`]: who waits to be let in, and who is next.
 //! - [`sums`]: the sum of one counter, as this process knows it.
 
 pub mod adds;
@@ -16,6 +17,7 @@ pub mod gate;
 pub mod near;
 pub mod probe;
 pub mod regions;
+pub mod room;
 pub mod sums;
 
 #[cfg(test)]
