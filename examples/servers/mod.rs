@@ -192,7 +192,10 @@ pub fn alone() -> std::sync::MutexGuard<'static, ()> {
 /// Runs an async test on a runtime of its own, while no other runs.
 pub fn run<T>(test: impl Future<Output = T>) -> T {
     let _alone = alone();
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(test)
+    runtime().block_on(test)
+}
+
+/// A runtime of two workers.
+pub fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }

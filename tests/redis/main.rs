@@ -11,6 +11,7 @@
 mod adds;
 mod failover;
 mod faults;
+mod flushes;
 mod load;
 mod moves;
 mod node;
