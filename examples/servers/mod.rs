@@ -117,6 +117,11 @@ impl Server {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
+    /// Its folder, which goes with it.
+    pub fn dir(&self) -> &std::path::Path {
+        &self.dir
+    }
+
     pub fn pid(&self) -> u32 {
         self.pid
     }

@@ -18,3 +18,5 @@ mod node;
 mod proxy;
 #[path = "../../examples/servers/mod.rs"]
 mod servers;
+#[cfg(feature = "redis-tls")]
+mod tls;
