@@ -247,7 +247,12 @@ impl Heatsink {
         let key = key.as_ref();
         let from = From::loader(|| async move {
             let loaded = loader().await.map_err(Error::loader)?;
-            Ok(Loaded { stored: loaded.into_stored(), by_loader: true, uncached: false, decoded: None })
+            Ok(Loaded {
+                stored: loaded.into_stored(),
+                by_loader: true,
+                uncached: false,
+                decoded: None,
+            })
         });
         let value = self.load_raw(key, read, from).await?;
         T::out(present(value)).map_err(|e| e.with_key(key))

@@ -216,8 +216,10 @@ fn of_a_killed_master_exactly_those_acknowledged_adds_are_missing_that_the_serve
         let of = |outcome| ended.iter().filter(move |(_, o)| *o == outcome).map(|(key, _)| key);
         let acknowledged: BTreeSet<&String> = of(None).collect();
         let missing: Vec<_> = acknowledged.iter().filter(|key| !there.contains(**key)).collect();
-        let lost: Vec<_> =
-            acknowledged.iter().filter(|k| by_master.contains(**k) && !there.contains(**k)).collect();
+        let lost: Vec<_> = acknowledged
+            .iter()
+            .filter(|k| by_master.contains(**k) && !there.contains(**k))
+            .collect();
         println!(
             "{} acknowledged, {} of them missing; {} unknown, {} not applied; the dead master \
              had executed {}",
@@ -229,13 +231,17 @@ fn of_a_killed_master_exactly_those_acknowledged_adds_are_missing_that_the_serve
         );
         assert_eq!(missing, lost, "missing are those that the dead master took with it");
         assert!(lost.len() > 100 && acknowledged.len() > lost.len() + 1000);
-        let untrue = of(Some(Outcome::NotApplied)).find(|k| by_master.contains(*k) || there.contains(*k));
+        let untrue =
+            of(Some(Outcome::NotApplied)).find(|k| by_master.contains(*k) || there.contains(*k));
         assert_eq!(untrue, None, "what was said not to be applied was not");
         // No call is without an end: each key is in one of the three.
-        assert_eq!(ended.len() as u64, seen.acked() + {
-            let (unknown, not_applied) = seen.unknown_and_not_applied();
-            unknown + not_applied
-        });
+        assert_eq!(
+            ended.len() as u64,
+            seen.acked() + {
+                let (unknown, not_applied) = seen.unknown_and_not_applied();
+                unknown + not_applied
+            }
+        );
     });
 }
 

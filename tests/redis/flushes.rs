@@ -163,7 +163,7 @@ fn kill_after(steps: usize, target: &str) -> Life {
 
 #[test]
 fn a_process_killed_in_any_step_of_a_flush_loses_what_was_not_acknowledged_and_counts_nothing_twice()
-{
+ {
     if let Some(target) = std::env::var_os(CHILD) {
         return live(target.to_str().unwrap());
     }
@@ -328,7 +328,11 @@ fn a_flush_that_is_repeated_doubled_or_late_changes_nothing() {
         store.harm.lock().unwrap().unknown = 10;
         likes.add(7).await.unwrap();
         likes.flush().await.unwrap();
-        assert_eq!((total(&likes).await, likes.pending()), (12, 0), "tried ten times and once more");
+        assert_eq!(
+            (total(&likes).await, likes.pending()),
+            (12, 0),
+            "tried ten times and once more"
+        );
         assert_eq!(store.harm.lock().unwrap().held_back.len(), 10);
 
         store.harm.lock().unwrap().twice = true;
