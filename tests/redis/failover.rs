@@ -174,7 +174,7 @@ fn of_a_killed_master_exactly_those_acknowledged_adds_are_missing_that_the_serve
         let store = store(&cluster).await;
         // A key for each add, all in one slot of the victim.
         let tag = keys_of(VICTIM, 1).remove(0);
-        let ended: Arc<Mutex<Vec<(String, Option<Outcome>)>>> = Arc::default();
+        let ended = Arc::new(Mutex::new(Vec::<(String, Option<Outcome>)>::new()));
         let seen = Arc::<Seen>::default();
         let tasks = {
             let (store, ended) = (store.clone(), ended.clone());
