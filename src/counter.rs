@@ -107,7 +107,7 @@ impl Heatsink {
         let from = From::loader(|| async move {
             let total = load().await?;
             let stored = Some(Stored::new(total.to_string()));
-            Ok(Loaded { stored, by_loader: true, decoded: None })
+            Ok(Loaded { stored, by_loader: true, uncached: false, decoded: None })
         });
         let hash = shared.hash(&name);
         let value = self.join_or_lead((hash, name), Some(limit), from, 0).await;

@@ -247,7 +247,12 @@ impl Heatsink {
         let key = key.as_ref();
         let from = From::loader(|| async move {
             let loaded = loader().await.map_err(Error::loader)?;
-            Ok(Loaded { stored: loaded.into_stored(), by_loader: true, decoded: None })
+            Ok(Loaded {
+                stored: loaded.into_stored(),
+                by_loader: true,
+                uncached: false,
+                decoded: None,
+            })
         });
         let value = self.load_raw(key, read, from).await?;
         T::out(present(value)).map_err(|e| e.with_key(key))
@@ -507,7 +512,7 @@ impl Heatsink {
         Box::pin(async move {
             let started = shared.clock.now();
             let store = (shared.store.clone(), key.clone());
-            let loaded = call::catch(from.load(store)).await.and_then(|r| r);
+            let loaded = call::catch(from.load(store, false)).await.and_then(|r| r);
             let loaded = loaded.map_err(|e| e.with_key(&key))?;
             let entry = Arc::new(shared.entry(loaded, 0, started));
             Ok(Value::loaded(entry, shared.clock.now()))

@@ -176,7 +176,12 @@ impl Error {
 
 impl Loaded {
     pub(crate) fn from_store(stored: Option<Stored>) -> Loaded {
-        Loaded { stored, by_loader: false, decoded: None }
+        Loaded { stored, by_loader: false, uncached: false, decoded: None }
+    }
+
+    /// From a read that did not ask for the expiry.
+    fn uncached(stored: Option<Stored>) -> Loaded {
+        Loaded { uncached: true, ..Loaded::from_store(stored) }
     }
 }
 
@@ -198,12 +203,16 @@ impl From {
         matches!(self, From::Loader(_))
     }
 
-    /// The load itself.
+    /// The load itself. `cached`: its value may be cached.
     pub(crate) fn load(
         self,
         (store, key): (Arc<dyn DynStore>, Key),
+        cached: bool,
     ) -> BoxFuture<'static, Result<Loaded>> {
         match self {
+            From::Store if !cached && store.capability().uncached => {
+                Box::pin(async move { store.get_uncached(key).await.map(Loaded::uncached) })
+            }
             // Inside the future, so that a panic of the closure itself is caught too.
             From::Loader(load) => Box::pin(async move { load().await }),
             From::Store => Box::pin(async move { store.get(key).await.map(Loaded::from_store) }),
@@ -213,7 +222,9 @@ impl From {
     /// The load as one that ends a flight.
     pub(crate) fn job(self, shared: &Arc<Shared>, ticket: Ticket) -> BoxFuture<'static, ()> {
         let source = (shared.store.clone(), ticket.key().clone());
-        call::job(ticket, self.load(source))
+        // A key that turns hot meanwhile has its value cached by the next load.
+        let cached = shared.is_hot(ticket.hash(), ticket.key());
+        call::job(ticket, self.load(source, cached))
     }
 }
 

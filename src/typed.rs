@@ -141,7 +141,7 @@ impl<T: Send + Sync + 'static, C: Codec<T>> Typed<T, C> {
         let from = From::loader(|| async move {
             let value = loader().await.map_err(Error::loader)?;
             let stored = Some(Stored::new(codec.encode(&value)?));
-            Ok(Loaded { stored, by_loader: true, decoded: Some(Arc::new(value)) })
+            Ok(Loaded { stored, by_loader: true, uncached: false, decoded: Some(Arc::new(value)) })
         });
         let value = self.hs.load_raw(key, Read::new(), from).await?;
         if value.entry().absent {

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 pub(crate) trait DynStore: Send + Sync + 'static {
     fn get(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Option<Stored>>>;
+    fn get_uncached(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Option<Stored>>>;
     fn get_many(self: Arc<Self>, keys: Vec<Key>)
     -> BoxFuture<'static, Vec<Result<Option<Stored>>>>;
     fn put(
@@ -60,6 +61,10 @@ pub(crate) trait DynStore: Send + Sync + 'static {
 impl<S: Store> DynStore for S {
     fn get(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Option<Stored>>> {
         Box::pin(async move { Store::get(&*self, &key).await })
+    }
+
+    fn get_uncached(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Option<Stored>>> {
+        Box::pin(async move { Store::get_uncached(&*self, &key).await })
     }
 
     fn get_many(

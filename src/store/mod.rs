@@ -114,6 +114,8 @@ pub struct Capability {
     pub ttl: bool,
     /// [`Stored::version`] is filled.
     pub version: bool,
+    /// [`Store::get_uncached`] costs less than [`Store::get`].
+    pub uncached: bool,
 }
 
 impl Capability {
@@ -132,6 +134,7 @@ impl Capability {
             shard_of: true,
             ttl: true,
             version: true,
+            uncached: true,
         }
     }
 }
@@ -184,6 +187,16 @@ pub trait Store: Send + Sync + 'static {
     /// The values under `keys`, **one result per key**, in their order: a failing shard fails its
     /// own keys only.
     fn get_many(&self, keys: &[Key]) -> impl Future<Output = Vec<Result<Option<Stored>>>> + Send;
+
+    /// Like [`get`](Store::get), for a value that will not be cached: [`Stored::ttl_left`] need not
+    /// be filled. To be written where the expiry costs a command of its own, and named as
+    /// capability `uncached`. Default: as `get`.
+    ///
+    /// # Errors
+    /// As `get`.
+    fn get_uncached(&self, key: &Key) -> impl Future<Output = Result<Option<Stored>>> + Send {
+        self.get(key)
+    }
 
     /// Sets `key` to `value`, to expire after `ttl` if there is one. The latest put wins.
     ///

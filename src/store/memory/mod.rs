@@ -380,6 +380,13 @@ impl Store for MemoryStore {
         self.call(Op::Get, key, move |shard, now| Ok(shard.get(&of, now, shows))).await
     }
 
+    async fn get_uncached(&self, key: &Key) -> Result<Option<Stored>> {
+        let stored = self.get(key).await?;
+        // What a store that named it may leave out.
+        let brief = self.capability().uncached;
+        Ok(stored.map(|s| Stored { ttl_left: s.ttl_left.filter(|_| !brief), ..s }))
+    }
+
     async fn get_many(&self, keys: &[Key]) -> Vec<Result<Option<Stored>>> {
         let shows = self.inner.shows();
         self.many(Op::GetMany, keys, move |shard, key, now| shard.get(key, now, shows)).await

@@ -211,8 +211,8 @@ impl RedisStore {
         }
     }
 
-    /// The commands that read one key.
-    fn read_cmds(&self, key: &Key) -> Pipeline {
+    /// The commands that read one key, and if so its expiry.
+    fn read_cmds(&self, key: &Key, ttl: bool) -> Pipeline {
         let mut pipe = Pipeline::with_capacity(2);
         let mut cmd = |name: &str| {
             let mut cmd = Cmd::with_capacity(2, name.len() + key.len());
@@ -220,10 +220,27 @@ impl RedisStore {
             pipe.add_command(cmd);
         };
         cmd("GET");
-        if self.inner.options.ttl {
+        if ttl {
             cmd("PTTL");
         }
         pipe
+    }
+
+    async fn read(&self, key: &Key, ttl: bool) -> Result<Option<Stored>> {
+        let (inner, slot) = (&*self.inner, key.cluster_slot());
+        if inner.options.hedge || ttl {
+            let cmds = self.read_cmds(key, ttl);
+            let replies = if inner.options.hedge {
+                self.run(inner.route.read_hedged(slot, &cmds)).await
+            } else {
+                self.run(inner.route.read(slot, &cmds)).await
+            };
+            return replies.and_then(value).map_err(|e| e.with_key(key));
+        }
+        let mut cmd = Cmd::with_capacity(2, 3 + key.len());
+        cmd.arg("GET").arg(key.as_bytes());
+        let reply = self.run(inner.route.one(slot, &cmd, false)).await;
+        reply.and_then(bare).map_err(|e| e.with_key(key))
     }
 
     fn kept(&self) -> (String, String) {
@@ -255,22 +272,26 @@ fn checked(reply: Value) -> Result<Value> {
     }
 }
 
+/// The value in the reply to GET.
+fn bare(reply: Value) -> Result<Option<Stored>> {
+    match checked(reply)? {
+        Value::BulkString(bytes) => Ok(Some(scripts::stored(bytes, None))),
+        Value::Nil => Ok(None),
+        _ => Err(answer::unexpected(false)),
+    }
+}
+
 /// The value in the replies to GET and PTTL.
 fn value(replies: Vec<Value>) -> Result<Option<Stored>> {
-    let mut replies = replies.into_iter().map(checked);
-    let bytes = match replies.next() {
-        Some(Ok(Value::BulkString(bytes))) => bytes,
-        Some(Ok(Value::Nil)) => return Ok(None),
-        Some(Err(e)) => return Err(e),
-        _ => return Err(answer::unexpected(false)),
-    };
-    let ttl_left = match replies.next().transpose()? {
+    let mut replies = replies.into_iter();
+    let Some(stored) = replies.next().map(bare).transpose()?.flatten() else { return Ok(None) };
+    let ttl_left = match replies.next().map(checked).transpose()? {
         Some(Value::Int(ms @ 0..)) => Some(Duration::from_millis(ms.unsigned_abs())),
         // It expired in between.
         Some(Value::Int(-2)) => Some(Duration::ZERO),
         _ => None,
     };
-    Ok(Some(scripts::stored(bytes, ttl_left)))
+    Ok(Some(Stored { ttl_left, ..stored }))
 }
 
 /// A TTL in the server's milliseconds: never early, never zero.
@@ -342,27 +363,22 @@ impl Store for RedisStore {
             shard_of: route.is_cluster(),
             ttl: options.ttl,
             version: false,
+            uncached: options.ttl,
         }
     }
 
     async fn get(&self, key: &Key) -> Result<Option<Stored>> {
-        let (inner, slot) = (&*self.inner, key.cluster_slot());
-        let replies = if inner.options.hedge {
-            self.run(inner.route.read_hedged(slot, &self.read_cmds(key))).await
-        } else if inner.options.ttl {
-            self.run(inner.route.read(slot, &self.read_cmds(key))).await
-        } else {
-            let mut cmd = Cmd::with_capacity(2, 3 + key.len());
-            cmd.arg("GET").arg(key.as_bytes());
-            self.run(inner.route.one(slot, &cmd, false)).await.map(|reply| vec![reply])
-        };
-        replies.and_then(value).map_err(|e| e.with_key(key))
+        self.read(key, self.inner.options.ttl).await
+    }
+
+    async fn get_uncached(&self, key: &Key) -> Result<Option<Stored>> {
+        self.read(key, false).await
     }
 
     async fn get_many(&self, keys: &[Key]) -> Vec<Result<Option<Stored>>> {
         let each = if self.inner.options.ttl { 2 } else { 1 };
         let read = |key: &Key, into: &mut Vec<Cmd>| {
-            into.extend(self.read_cmds(key).cmd_iter().cloned());
+            into.extend(self.read_cmds(key, each == 2).cmd_iter().cloned());
         };
         let replies = self.batch(keys, false, each, read).await;
         let one = |(key, got): (&Key, Result<Vec<Value>>)| {
@@ -548,7 +564,8 @@ impl Store for RedisStore {
         if !self.inner.options.replicas {
             return Err(Error::unsupported("replicas"));
         }
-        let (route, cmds) = (&self.inner.route, self.read_cmds(key));
+        let cmds = self.read_cmds(key, self.inner.options.ttl);
+        let route = &self.inner.route;
         let near = self.run(async { Ok(route.read_replica(key.cluster_slot(), &cmds).await) });
         if let Some(replies) = near.await?
             && let Ok(Some(found)) = value(replies)
