@@ -4,6 +4,7 @@
 //!
 //! - [`Heatsink`]: the handle a service calls; [`blocking`] for plain threads, [`Typed`] for types.
 //! - [`Counter`], [`Buffered`]: adds that combine; [`Adds`]: their options.
+//! - [`Admission`], [`Retries`], [`Bulkhead`]: shedding what is left; off unless asked for.
 //! - [`store`]: what heatsink needs from a store, and the embedded one.
 //! - [`HotList`]: who is hot; [`Control`]: pins, denials, schedules, [`Explanation`]; [`Stats`]:
 //!   plain numbers.
@@ -52,6 +53,7 @@ mod read;
 pub mod runtime;
 mod sample;
 mod shared;
+mod shed;
 mod stats;
 pub mod store;
 mod sync;
@@ -72,6 +74,7 @@ pub use control::{CachedValue, Control, Explanation, Schedule};
 pub use counter::{Approximate, Counter, Estimate, GrowOnly, Sum};
 pub use engine::control::hotlist::{HotKey, HotList, Rule};
 pub use engine::control::treat::{Ceiling, Treatment};
+pub use engine::data::admit::Budget;
 pub use engine::data::approx::rounded;
 pub use error::{Error, ErrorKind, Outcome, Result, Retry};
 pub use heatsink::Heatsink;
@@ -79,6 +82,8 @@ pub use hotlist::HotListChanges;
 pub use key::Key;
 pub use lanes::Parts;
 pub use read::{IntoStored, Loadable, Read};
+pub use shed::ShedStats;
+pub use shed::options::{Admission, Bulkhead, Retries};
 pub use stats::Stats;
 pub use store::{Capability, Store};
 #[cfg(feature = "json")]

@@ -40,6 +40,15 @@ impl Part {
     }
 }
 
+/// The key of the user's that a name belongs to: itself, unless it is one of ours.
+pub(crate) fn user_key(name: &[u8]) -> &[u8] {
+    let Some(rest) = name.strip_prefix(b"{hs:") else { return name };
+    let tag = rest.iter().position(|&byte| byte == b'}');
+    let head =
+        tag.and_then(|tag| rest[tag..].iter().position(|&byte| byte == b':').map(|at| tag + at));
+    head.map_or(name, |head| &rest[head + 1..])
+}
+
 /// 64-bit FNV-1a.
 fn fnv1a_64(bytes: &[u8]) -> u64 {
     bytes
@@ -77,6 +86,8 @@ mod tests {
             let slots: std::collections::BTreeSet<_> =
                 names.iter().map(|n| cluster_slot(n)).collect();
             assert_eq!(slots.len(), 1, "{names:?}");
+            assert!(names.iter().all(|name| user_key(name) == key.as_bytes()), "{names:?}");
+            assert_eq!(user_key(key.as_bytes()), key.as_bytes());
         }
     }
 
