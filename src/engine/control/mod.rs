@@ -15,6 +15,7 @@
 //! - [`treat`]: which remedy fits a hot key, with the numbers behind the choice.
 //! - [`merge`]: reports of several processes as one ranked list with bounds.
 //! - [`lanes`]: one writer's absolute total of a counter, and what of it is stored.
+//! - [`leasing`]: a limit that many processes share.
 //! - [`roster`]: who holds which lane.
 
 pub mod detect;
@@ -22,6 +23,7 @@ pub mod hotlist;
 pub mod hysteresis;
 mod index;
 pub mod lanes;
+pub mod leasing;
 pub mod merge;
 pub mod operator;
 pub mod roster;

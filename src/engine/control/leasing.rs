@@ -1,0 +1,430 @@
+//! A limit that many processes share, by leasing tokens from a record in the store.
+//!
+//! - **What**: the record is a bucket that fills at the pace of the limit. A process takes a block
+//!   of tokens out of it by one compare-and-set and spends them by itself until they expire. The
+//!   bucket has a timeline of its own, which nobody's wall clock moves: whoever writes the record
+//!   moves it on by what has passed, on that process's clock, since that process read it.
+//! - **Invariant**: tokens are spent when they are granted, whatever becomes of them. The timeline
+//!   never runs ahead of true time, so that over any span the grants are at most the limit's share
+//!   of the span and one third of the slack; the safe shares of processes that are cut off take the
+//!   other two thirds. A new record starts empty and grants nothing for one lease, by when every
+//!   block of the old one has expired.
+//! - **Time and units**: ticks of the process, nanoseconds of the record's timeline, whole tokens.
+//! - **Bounds**: two blocks, a few words; one request under way.
+//! - **Source**: capacity leases, learning mode and the choices without a centre are doorman's; the
+//!   bucket is that of [`admit`](super::super::data::admit).
+
+use super::super::time::{Tick, nanos};
+use std::time::Duration;
+
+/// The pace of the record is slower than the limit by this, so that no clock that runs fast by less
+/// makes it faster.
+const DRIFT_PERMILLE: u64 = 1;
+
+/// What a process does while it has had no answer from the store for one lease, or while a new
+/// record does not grant yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Without {
+    /// It refuses. The limit holds.
+    Refuse,
+    /// It admits its part of a third of the slack. The limit holds, with its slack.
+    SafeShare {
+        /// How many processes share the limit at most.
+        processes: u32,
+    },
+    /// It admits everything. The limit does not hold.
+    Admit,
+}
+
+/// How much, and how exactly.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Terms {
+    /// Nanoseconds of the timeline per token.
+    pub interval_ns: u64,
+    /// Tokens that the bucket holds.
+    pub burst: u64,
+    /// How long a block is good for.
+    pub lease: Duration,
+    /// What becomes of calls without the centre.
+    pub without: Without,
+    /// Nanoseconds per token of a safe share.
+    pub share_interval_ns: u64,
+}
+
+impl Terms {
+    /// `tokens` in every `span`, exceeded by no more than `slack_permille`, in any window that is
+    /// no shorter than `span`.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn new(
+        tokens: u32,
+        span: Duration,
+        slack_permille: u16,
+        lease: Duration,
+        without: Without,
+    ) -> Result<Terms, &'static str> {
+        let (tokens, span_ns) = (u64::from(tokens), nanos(span));
+        let slack = tokens * u64::from(slack_permille) / 1_000;
+        if tokens == 0 || span_ns == 0 || lease.is_zero() {
+            return Err("a shared limit needs tokens, a span and a lease above zero");
+        }
+        if slack < 3 {
+            return Err("the slack of a shared limit is less than three tokens");
+        }
+        let mut share_interval_ns = u64::MAX;
+        if let Without::SafeShare { processes } = without {
+            let processes = u64::from(processes.max(1));
+            if slack / 3 < processes {
+                return Err("a third of the slack is less than one token a process");
+            }
+            share_interval_ns = span_ns.saturating_mul(processes).div_ceil(slack / 3);
+        }
+        let interval_ns = span_ns.saturating_mul(1_000 + DRIFT_PERMILLE).div_ceil(tokens * 1_000);
+        Ok(Terms {
+            interval_ns: interval_ns.max(1),
+            burst: slack / 3,
+            lease,
+            without,
+            share_interval_ns,
+        })
+    }
+
+    fn span_of(&self, tokens: u64) -> u64 {
+        self.interval_ns.saturating_mul(tokens)
+    }
+
+    /// Between two requests of a process whose demand is met.
+    fn hold(&self) -> Duration {
+        self.lease / 4
+    }
+}
+
+/// What the store holds for one limit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Record {
+    /// Differs from record to record.
+    pub nonce: u64,
+    /// Rises with every write.
+    pub version: u64,
+    /// How far the timeline has come.
+    pub now_ns: u64,
+    /// When the bucket is full, on the timeline.
+    pub full_at_ns: u64,
+    /// Before this nothing is granted.
+    pub opens_at_ns: u64,
+}
+
+impl Record {
+    /// As it is stored.
+    #[must_use]
+    pub fn encode(&self) -> String {
+        let Record { nonce, version, now_ns, full_at_ns, opens_at_ns } = self;
+        format!("hs-limit-1 {nonce} {version} {now_ns} {full_at_ns} {opens_at_ns}")
+    }
+
+    /// `None` for anything else.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Record> {
+        let mut words = std::str::from_utf8(bytes).ok()?.strip_prefix("hs-limit-1 ")?.split(' ');
+        let mut number = || words.next()?.parse().ok();
+        let record = Record {
+            nonce: number()?,
+            version: number()?,
+            now_ns: number()?,
+            full_at_ns: number()?,
+            opens_at_ns: number()?,
+        };
+        words.next().is_none().then_some(record)
+    }
+}
+
+/// Tokens that were granted together.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+struct Block {
+    tokens: u64,
+    until: Tick,
+}
+
+/// A point of the timeline that has certainly passed at a tick of this process.
+#[derive(Clone, Copy, Debug)]
+struct Anchor {
+    nonce: u64,
+    at: Tick,
+    now_ns: u64,
+}
+
+/// One process's part of one limit.
+#[derive(Clone, Debug)]
+pub struct Lessee {
+    terms: Terms,
+    blocks: [Block; 2],
+    anchor: Option<Anchor>,
+    seen: Option<(u64, u64)>,
+    /// Tokens asked for since `counted_at`, granted or not.
+    asked: u64,
+    counted_at: Tick,
+    demand_per_sec: f64,
+    round_trip: Duration,
+    gap: Duration,
+    /// Of what the demand would take, in thousandths.
+    size_permille: u64,
+    next_at: Tick,
+    answered_at: Tick,
+    learning: bool,
+    share_full_at: Tick,
+}
+
+/// A write of the record, and what it grants.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Proposal {
+    /// The record to write.
+    pub record: Record,
+    /// Tokens that are granted if it is written.
+    pub tokens: u64,
+    sent_at: Tick,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Settled {
+    /// The record was written.
+    Won,
+    /// Somebody else had written it meanwhile.
+    Lost,
+    /// The store failed, or nobody knows. What was granted, if it was, is nobody's.
+    Failed,
+}
+
+impl Lessee {
+    /// A process that holds nothing yet.
+    #[must_use]
+    pub fn new(terms: Terms, now: Tick) -> Lessee {
+        Lessee {
+            terms,
+            blocks: [Block::default(); 2],
+            anchor: None,
+            seen: None,
+            asked: 0,
+            counted_at: now,
+            demand_per_sec: 0.0,
+            round_trip: Duration::ZERO,
+            gap: Duration::ZERO,
+            size_permille: 1_000,
+            next_at: now,
+            answered_at: now,
+            learning: false,
+            share_full_at: now,
+        }
+    }
+
+    /// Tokens that it holds.
+    #[must_use]
+    pub fn held(&self, now: Tick) -> u64 {
+        self.blocks.iter().filter(|b| b.until > now).map(|b| b.tokens).sum()
+    }
+
+    /// Spends `n` tokens.
+    ///
+    /// # Errors
+    /// How long until it is worth asking again.
+    pub fn take(&mut self, now: Tick, n: u32) -> Result<(), Duration> {
+        self.asked = self.asked.saturating_add(u64::from(n));
+        let mut left = u64::from(n);
+        if self.held(now) >= left {
+            for at in 0..2 {
+                if self.blocks[at].until > now {
+                    let taken = left.min(self.blocks[at].tokens);
+                    self.blocks[at].tokens -= taken;
+                    left -= taken;
+                }
+            }
+            return Ok(());
+        }
+        let cut_off = now.since(self.answered_at) > self.terms.lease;
+        match self.terms.without {
+            Without::Admit if cut_off => return Ok(()),
+            Without::SafeShare { .. } if cut_off || self.learning => {
+                let wait = self.take_share(now, n);
+                if wait.is_zero() {
+                    return Ok(());
+                }
+            }
+            _ => {}
+        }
+        let wait = self.next_at.since(now) + self.round_trip;
+        Err(wait.clamp(Duration::from_millis(1), self.terms.lease))
+    }
+
+    /// Zero when it was admitted.
+    fn take_share(&mut self, now: Tick, n: u32) -> Duration {
+        let interval = self.terms.share_interval_ns;
+        let wait = self.share_full_at.since(now);
+        if wait.is_zero() {
+            self.share_full_at = Tick(now.0.saturating_add(interval.saturating_mul(n.into())));
+        }
+        wait
+    }
+
+    /// Whether a request should be sent now.
+    #[must_use]
+    pub fn wants(&self, now: Tick) -> bool {
+        let until_next = (2 * self.round_trip).as_secs_f64() * self.demand_per_sec;
+        now >= self.next_at && self.asked > 0 && (self.held(now) as f64) <= until_next
+    }
+
+    /// What to write, given the record that was read between `asked_at` and `now`; `None` to write
+    /// nothing. `dice` are random bits.
+    pub fn propose(
+        &mut self,
+        asked_at: Tick,
+        now: Tick,
+        record: Option<Record>,
+        dice: u64,
+    ) -> Option<Proposal> {
+        self.answered_at = now;
+        self.round_trip = average(self.round_trip, now.since(asked_at));
+        let regressed = |r: &Record| {
+            self.seen.is_some_and(|(nonce, version)| nonce == r.nonce && r.version < version)
+        };
+        let Some(record) = record.filter(|r| !regressed(r)) else {
+            return Some(self.begin(now, dice));
+        };
+        // Not when it was asked for: what passed before the answer was made is in it already.
+        self.learn(now, &record);
+        let now_ns = self.timeline(now).max(record.now_ns);
+        self.learning = now_ns < record.opens_at_ns;
+        if self.learning {
+            self.next_at = now.after(Duration::from_nanos(record.opens_at_ns - now_ns));
+            return None;
+        }
+        let wanted = self.wanted(now);
+        let full_at = record.full_at_ns.max(now_ns);
+        let room = (now_ns + self.terms.span_of(self.terms.burst)).saturating_sub(full_at);
+        let tokens = wanted.min(room / self.terms.interval_ns);
+        self.resize(tokens >= wanted);
+        if tokens == 0 {
+            self.back_off(now, dice);
+            return None;
+        }
+        let record = Record {
+            version: record.version + 1,
+            now_ns,
+            full_at_ns: full_at + self.terms.span_of(tokens),
+            ..record
+        };
+        Some(Proposal { record, tokens, sent_at: now })
+    }
+
+    /// The request has ended.
+    pub fn settle(&mut self, now: Tick, proposal: &Proposal, how: Settled, dice: u64) {
+        match how {
+            Settled::Won => {
+                self.answered_at = now;
+                self.learn(now, &proposal.record);
+                self.hold(proposal.tokens, proposal.sent_at.after(self.terms.lease));
+                self.gap /= 2;
+                self.next_at = now.after(self.gap);
+                if proposal.tokens == 0 {
+                    self.learning = true;
+                    self.next_at = now.after(self.terms.lease);
+                }
+            }
+            Settled::Lost => {
+                self.answered_at = now;
+                self.back_off(now, dice);
+            }
+            Settled::Failed => self.fail(now, dice),
+        }
+    }
+
+    /// The record could not be read.
+    pub fn fail(&mut self, now: Tick, dice: u64) {
+        self.gap = self.gap.max(self.terms.hold() / 4);
+        self.back_off(now, dice);
+    }
+
+    /// A record that starts empty, closed for one lease.
+    fn begin(&mut self, now: Tick, dice: u64) -> Proposal {
+        let record = Record {
+            nonce: dice,
+            version: 1,
+            now_ns: 0,
+            full_at_ns: self.terms.span_of(self.terms.burst),
+            opens_at_ns: nanos(self.terms.lease),
+        };
+        Proposal { record, tokens: 0, sent_at: now }
+    }
+
+    fn learn(&mut self, at: Tick, record: &Record) {
+        self.seen = Some((record.nonce, record.version));
+        let better = self
+            .anchor
+            .is_none_or(|a| a.nonce != record.nonce || self.timeline(at) < record.now_ns);
+        if better {
+            self.anchor = Some(Anchor { nonce: record.nonce, at, now_ns: record.now_ns });
+        }
+    }
+
+    /// How far the timeline has certainly come.
+    fn timeline(&self, now: Tick) -> u64 {
+        self.anchor.map_or(0, |a| a.now_ns.saturating_add(nanos(now.since(a.at))))
+    }
+
+    /// Tokens that would meet the demand until the next request.
+    fn wanted(&mut self, now: Tick) -> u64 {
+        let elapsed = now.since(self.counted_at);
+        if elapsed > self.terms.hold() / 8 {
+            let fresh = self.asked as f64 / elapsed.as_secs_f64();
+            self.demand_per_sec = if self.demand_per_sec == 0.0 {
+                fresh
+            } else {
+                0.5 * self.demand_per_sec + 0.5 * fresh
+            };
+            (self.asked, self.counted_at) = (0, now);
+        }
+        let until = self.terms.hold().max(2 * self.round_trip).as_secs_f64();
+        let tokens = self.demand_per_sec * until * self.size_permille as f64 / 1_000.0;
+        // A whole bucket for one would leave nothing for the others.
+        (tokens as u64).clamp(1, (self.terms.burst / 2).max(1))
+    }
+
+    /// A request that is not met in full halves the block; one that is doubles it again.
+    fn resize(&mut self, met: bool) {
+        self.size_permille = if met {
+            (self.size_permille * 2).min(1_000)
+        } else {
+            (self.size_permille / 2).max(125)
+        };
+    }
+
+    /// The next request comes later, at a time drawn at random.
+    fn back_off(&mut self, now: Tick, dice: u64) {
+        let least = Duration::from_nanos(self.terms.interval_ns).max(self.round_trip);
+        let most = self.terms.hold();
+        self.gap = (self.gap * 2).max(least).min(most);
+        let part = 500 + dice % 501;
+        self.next_at = now.after(self.gap * part as u32 / 1_000);
+    }
+
+    fn hold(&mut self, tokens: u64, until: Tick) {
+        let [first, second] = &mut self.blocks;
+        if first.tokens == 0 {
+            *first = std::mem::take(second);
+        }
+        if second.tokens == 0 {
+            *second = Block { tokens, until };
+        } else {
+            *second = Block { tokens: second.tokens + tokens, until: until.min(second.until) };
+        }
+    }
+}
+
+fn average(old: Duration, new: Duration) -> Duration {
+    if old.is_zero() { new } else { (old * 3 + new) / 4 }
+}
+
+#[cfg(test)]
+#[path = "leasing_sim.rs"]
+mod sim;
