@@ -19,6 +19,8 @@ pub(crate) enum Part {
     Lane { generation: u64, lane: usize },
     /// What a recount has found the lanes to be short of.
     Correction,
+    /// The bucket of a shared limit.
+    Limit,
 }
 
 impl Part {
@@ -33,6 +35,7 @@ impl Part {
                 format!("{{hs:{tag:016x}}}lane.{generation}.{lane}:")
             }
             Part::Correction => format!("{{hs:{tag:016x}}}fix:"),
+            Part::Limit => format!("{{hs:{tag:016x}}}limit:"),
         };
         let mut name = head.into_bytes();
         name.extend_from_slice(key);
@@ -79,6 +82,7 @@ mod tests {
                 Part::Lane { generation: 1, lane: 10 },
                 Part::Lane { generation: 11, lane: 0 },
                 Part::Correction,
+                Part::Limit,
             ];
             let names: std::collections::BTreeSet<_> =
                 parts.iter().map(|p| p.of(key.as_bytes())).collect();

@@ -4,11 +4,11 @@
 
 use heatsink::runtime::BoxFuture;
 use heatsink::store::memory::{Fault, On, Op};
-use heatsink::store::{MemoryStore, Store};
+use heatsink::store::{Capability, MemoryStore, Store};
 use heatsink::testing::SimRuntime;
 use heatsink::{
-    Admission, Budget, Builder, Bulkhead, Detect, ErrorKind, Heatsink, Key, Outcome, Put, Read,
-    Retries, Retry, Source, Treatment,
+    Admission, Budget, Builder, Bulkhead, Detect, ErrorKind, Heatsink, Key, Limit, Limiter,
+    Outcome, Put, Read, Retries, Retry, Source, Treatment,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -601,4 +601,106 @@ fn options_that_contradict_each_other_are_refused_at_build() {
     ] {
         assert_eq!(wrong.unwrap_err().kind(), ErrorKind::Config);
     }
+}
+
+/// Takes from several processes' parts of one limit for `span`; how many were admitted.
+fn take_from_all(rt: &SimRuntime, limiters: &[Limiter], span: Duration) -> u64 {
+    let taken = Arc::new(AtomicU64::new(0));
+    for limiter in limiters {
+        let (limiter, taken, rt2) = (limiter.clone(), taken.clone(), rt.clone());
+        rt.spawn(async move {
+            let end = rt2.now().after(span);
+            while rt2.now() < end {
+                taken.fetch_add(u64::from(limiter.try_take(1).is_ok()), Ordering::Relaxed);
+                rt2.sleep(MS).await;
+            }
+        });
+    }
+    rt.run_for(span);
+    taken.load(Ordering::Relaxed)
+}
+
+fn fleet(rt: &SimRuntime, store: &MemoryStore, limit: &Limit, processes: u64) -> Vec<Limiter> {
+    let process = |seed| {
+        let hs = Heatsink::builder(store.clone()).runtime(rt.clone()).seed(seed).build().unwrap();
+        hs.limiter("mails", limit.clone()).unwrap()
+    };
+    (1..=processes).map(process).collect()
+}
+
+#[test]
+fn processes_share_a_limit_through_the_store() {
+    let rt = SimRuntime::new(3);
+    let store = MemoryStore::builder().latency(2 * MS).runtime(rt.clone()).build();
+    let limit = Limit::per_sec(1_000);
+    let limiters = fleet(&rt, &store, &limit, 8);
+    assert_eq!(store.snapshot().len(), 0, "nothing is written unasked");
+    take_from_all(&rt, &limiters, 3 * SEC);
+    let taken = take_from_all(&rt, &limiters, 10 * SEC);
+    assert!((9_500..=10_000 + 100).contains(&taken), "{taken} in ten seconds");
+    let operations: u64 = store.counts().iter().map(|c| c.offered).sum();
+    assert!(operations < 13 * 600, "{operations} for 13,000 takes");
+    store.set_down(0, true);
+    rt.run_for(2 * SEC);
+    assert_eq!(take_from_all(&rt, &limiters, 2 * SEC), 0, "cut off, they refuse");
+    store.set_down(0, false);
+    rt.run_for(SEC);
+    let again = take_from_all(&rt, &limiters, 5 * SEC);
+    assert!((4_000..=5_500).contains(&again), "{again}");
+}
+
+#[test]
+fn what_else_lies_under_the_name_of_a_limit_is_left_alone() {
+    let rt = SimRuntime::new(4);
+    let store = MemoryStore::builder().runtime(rt.clone()).build();
+    let limiter = fleet(&rt, &store, &Limit::per_sec(1_000), 1).remove(0);
+    assert!(limiter.try_take(1).is_err());
+    rt.run_for(SEC);
+    let record = store.snapshot().keys().next().unwrap().clone();
+    store.put_now(record.clone(), "foreign").unwrap();
+    rt.run_for(SEC);
+    assert_eq!(take_from_all(&rt, &[limiter], 3 * SEC), 0);
+    assert_eq!(store.get_now(record).unwrap().bytes, "foreign");
+}
+
+#[test]
+fn a_wait_for_tokens_ends_at_its_limit_and_may_be_dropped_at_every_await() {
+    for polls in 0..40 {
+        let rt = SimRuntime::new(polls);
+        let store = MemoryStore::builder().latency(3 * MS).runtime(rt.clone()).build();
+        let limit = Limit::new(10, SEC).slack_permille(500).lease(50 * MS);
+        let limiter = fleet(&rt, &store, &limit, 1).remove(0);
+        let waiting = limiter.clone();
+        let mut future: BoxFuture<'static, _> =
+            Box::pin(async move { waiting.take(1, SEC).await.unwrap() });
+        for _ in 0..polls {
+            if future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
+                break;
+            }
+            rt.run_for(5 * MS);
+        }
+        drop(future);
+        let (again, rt2) = (limiter.clone(), rt.clone());
+        rt.block_on(async move {
+            again.take(1, SEC).await.unwrap();
+            let began = rt2.now();
+            let mut outcome = Ok(());
+            while outcome.is_ok() {
+                outcome = again.take(1, 30 * MS).await;
+            }
+            assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Shed);
+            assert!(rt2.now().since(began) < 2 * SEC);
+        });
+        assert_eq!(limiter.try_take(1_000).unwrap_err().kind(), ErrorKind::Limit);
+    }
+}
+
+#[test]
+fn a_limit_that_the_store_cannot_carry_is_refused() {
+    let store = MemoryStore::builder().capability(Capability::default()).build();
+    let hs = Heatsink::new(store).unwrap();
+    let refused = hs.limiter("mails", Limit::per_sec(1_000)).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    let hs = Heatsink::new(MemoryStore::new(1)).unwrap();
+    assert_eq!(hs.limiter("mails", Limit::per_sec(1)).unwrap_err().kind(), ErrorKind::Config);
 }

@@ -13,6 +13,7 @@
 
 mod frozen;
 pub(crate) mod guard;
+pub(crate) mod limit;
 pub(crate) mod options;
 
 use crate::adds::{Cell, count};

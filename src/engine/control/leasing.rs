@@ -5,9 +5,10 @@
 //!   bucket has a timeline of its own, which nobody's wall clock moves: whoever writes the record
 //!   moves it on by what has passed, on that process's clock, since that process read it.
 //! - **Invariant**: tokens are spent when they are granted, whatever becomes of them. The timeline
-//!   never runs ahead of true time, so that over any span the grants are at most the limit's share
-//!   of the span and one third of the slack; the safe shares of processes that are cut off take the
-//!   other two thirds. A new record starts empty and grants nothing for one lease, by when every
+//!   never runs ahead of true time. It may fall behind, while those who know it best are cut off,
+//!   and catch up at once. So the grants of any span are at most the limit's share of it and two
+//!   full buckets, which is why the bucket holds half of the slack; or a quarter, where processes
+//!   that are cut off have a safe share, which is the other half. A new record starts empty and grants nothing for one lease, by when every
 //!   block of the old one has expired.
 //! - **Time and units**: ticks of the process, nanoseconds of the record's timeline, whole tokens.
 //! - **Bounds**: two blocks, a few words; one request under way.
@@ -21,6 +22,9 @@ use std::time::Duration;
 /// makes it faster.
 const DRIFT_PERMILLE: u64 = 1;
 
+/// A write that was lost to others is tried again within so many round trips, as a power of two.
+const LOSSES_MAX: u32 = 6;
+
 /// What a process does while it has had no answer from the store for one lease, or while a new
 /// record does not grant yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,7 +32,7 @@ const DRIFT_PERMILLE: u64 = 1;
 pub enum Without {
     /// It refuses. The limit holds.
     Refuse,
-    /// It admits its part of a third of the slack. The limit holds, with its slack.
+    /// It admits its part of a quarter of the slack. The limit holds, with its slack.
     SafeShare {
         /// How many processes share the limit at most.
         processes: u32,
@@ -70,25 +74,21 @@ impl Terms {
         if tokens == 0 || span_ns == 0 || lease.is_zero() {
             return Err("a shared limit needs tokens, a span and a lease above zero");
         }
-        if slack < 3 {
-            return Err("the slack of a shared limit is less than three tokens");
+        if slack < 2 {
+            return Err("the slack of a shared limit is less than two tokens");
         }
-        let mut share_interval_ns = u64::MAX;
+        let (mut share_interval_ns, mut burst) = (u64::MAX, slack / 2);
         if let Without::SafeShare { processes } = without {
             let processes = u64::from(processes.max(1));
-            if slack / 3 < processes {
-                return Err("a third of the slack is less than one token a process");
+            burst = slack / 4;
+            if burst < processes {
+                return Err("a quarter of the slack is less than one token a process");
             }
-            share_interval_ns = span_ns.saturating_mul(processes).div_ceil(slack / 3);
+            // One at once and one every so often: half of the slack, in a span.
+            share_interval_ns = span_ns.saturating_mul(processes).div_ceil(burst);
         }
         let interval_ns = span_ns.saturating_mul(1_000 + DRIFT_PERMILLE).div_ceil(tokens * 1_000);
-        Ok(Terms {
-            interval_ns: interval_ns.max(1),
-            burst: slack / 3,
-            lease,
-            without,
-            share_interval_ns,
-        })
+        Ok(Terms { interval_ns: interval_ns.max(1), burst, lease, without, share_interval_ns })
     }
 
     fn span_of(&self, tokens: u64) -> u64 {
@@ -97,7 +97,7 @@ impl Terms {
 
     /// Between two requests of a process whose demand is met.
     fn hold(&self) -> Duration {
-        self.lease / 4
+        self.lease / 2
     }
 }
 
@@ -162,12 +162,20 @@ pub struct Lessee {
     blocks: [Block; 2],
     anchor: Option<Anchor>,
     seen: Option<(u64, u64)>,
+    /// Tokens that the last call was refused for want of.
+    short_of: u64,
     /// Tokens asked for since `counted_at`, granted or not.
     asked: u64,
     counted_at: Tick,
     demand_per_sec: f64,
     round_trip: Duration,
+    /// From the first request for a block to the block, on average, and since when the next is
+    /// asked for.
+    obtained_in: Duration,
+    asking_since: Option<Tick>,
     gap: Duration,
+    /// Writes in a row that somebody else was ahead of.
+    losses: u32,
     /// Of what the demand would take, in thousandths.
     size_permille: u64,
     next_at: Tick,
@@ -206,11 +214,15 @@ impl Lessee {
             blocks: [Block::default(); 2],
             anchor: None,
             seen: None,
+            short_of: 0,
             asked: 0,
             counted_at: now,
             demand_per_sec: 0.0,
             round_trip: Duration::ZERO,
+            obtained_in: Duration::ZERO,
+            asking_since: None,
             gap: Duration::ZERO,
+            losses: 0,
             size_permille: 1_000,
             next_at: now,
             answered_at: now,
@@ -233,6 +245,7 @@ impl Lessee {
         self.asked = self.asked.saturating_add(u64::from(n));
         let mut left = u64::from(n);
         if self.held(now) >= left {
+            self.short_of = 0;
             for at in 0..2 {
                 if self.blocks[at].until > now {
                     let taken = left.min(self.blocks[at].tokens);
@@ -242,6 +255,7 @@ impl Lessee {
             }
             return Ok(());
         }
+        self.short_of = left;
         let cut_off = now.since(self.answered_at) > self.terms.lease;
         match self.terms.without {
             Without::Admit if cut_off => return Ok(()),
@@ -270,8 +284,16 @@ impl Lessee {
     /// Whether a request should be sent now.
     #[must_use]
     pub fn wants(&self, now: Tick) -> bool {
-        let until_next = (2 * self.round_trip).as_secs_f64() * self.demand_per_sec;
-        now >= self.next_at && self.asked > 0 && (self.held(now) as f64) <= until_next
+        let until_next = (2 * self.obtained_in).min(self.terms.hold() / 2).as_secs_f64();
+        let enough = until_next * self.demand_per_sec;
+        let held = self.held(now);
+        now >= self.next_at && self.asked > 0 && (held < self.short_of || held as f64 <= enough)
+    }
+
+    /// How long until the next request may be sent.
+    #[must_use]
+    pub fn next_in(&self, now: Tick) -> Duration {
+        self.next_at.since(now)
     }
 
     /// What to write, given the record that was read between `asked_at` and `now`; `None` to write
@@ -285,6 +307,7 @@ impl Lessee {
     ) -> Option<Proposal> {
         self.answered_at = now;
         self.round_trip = average(self.round_trip, now.since(asked_at));
+        self.asking_since.get_or_insert(asked_at);
         let regressed = |r: &Record| {
             self.seen.is_some_and(|(nonce, version)| nonce == r.nonce && r.version < version)
         };
@@ -303,7 +326,7 @@ impl Lessee {
         let full_at = record.full_at_ns.max(now_ns);
         let room = (now_ns + self.terms.span_of(self.terms.burst)).saturating_sub(full_at);
         let tokens = wanted.min(room / self.terms.interval_ns);
-        self.resize(tokens >= wanted);
+        self.pace(tokens >= wanted, wanted);
         if tokens == 0 {
             self.back_off(now, dice);
             return None;
@@ -323,8 +346,11 @@ impl Lessee {
             Settled::Won => {
                 self.answered_at = now;
                 self.learn(now, &proposal.record);
-                self.hold(proposal.tokens, proposal.sent_at.after(self.terms.lease));
-                self.gap /= 2;
+                let until = proposal.sent_at.after(self.terms.lease);
+                self.hold(now, proposal.tokens, until);
+                let since = self.asking_since.take().unwrap_or(now);
+                self.obtained_in = average(self.obtained_in, now.since(since));
+                self.losses = 0;
                 self.next_at = now.after(self.gap);
                 if proposal.tokens == 0 {
                     self.learning = true;
@@ -332,8 +358,11 @@ impl Lessee {
                 }
             }
             Settled::Lost => {
+                // Whoever comes in between makes one lose; drawn apart, one of them wins.
                 self.answered_at = now;
-                self.back_off(now, dice);
+                self.losses = (self.losses + 1).min(LOSSES_MAX);
+                let span = (self.round_trip * (1 << self.losses)).min(self.terms.hold());
+                self.next_at = now.after(span * (dice % 1_001) as u32 / 1_000);
             }
             Settled::Failed => self.fail(now, dice),
         }
@@ -384,31 +413,38 @@ impl Lessee {
             };
             (self.asked, self.counted_at) = (0, now);
         }
-        let until = self.terms.hold().max(2 * self.round_trip).as_secs_f64();
+        let until = self.terms.hold().max(2 * self.obtained_in).as_secs_f64();
         let tokens = self.demand_per_sec * until * self.size_permille as f64 / 1_000.0;
+        let short_of = self.short_of.saturating_sub(self.held(now));
         // A whole bucket for one would leave nothing for the others.
-        (tokens as u64).clamp(1, (self.terms.burst / 2).max(1))
+        let most = (self.terms.burst / 4).max(short_of).min(self.terms.burst / 2);
+        (tokens as u64).max(short_of).clamp(1, most.max(1))
     }
 
-    /// A request that is not met in full halves the block; one that is doubles it again.
-    fn resize(&mut self, met: bool) {
-        self.size_permille = if met {
-            (self.size_permille * 2).min(1_000)
+    /// A request that is not met in full halves the block and spaces the requests out; one that is
+    /// does the opposite.
+    fn pace(&mut self, met: bool, wanted: u64) {
+        if met {
+            self.size_permille = (self.size_permille * 2).min(1_000);
+            self.gap /= 2;
         } else {
-            (self.size_permille / 2).max(125)
-        };
+            self.size_permille = (self.size_permille / 2).max(500);
+            let refilled = Duration::from_nanos(self.terms.span_of(wanted));
+            self.gap = (self.gap * 3 / 2).max(refilled).min(self.terms.hold());
+        }
     }
 
     /// The next request comes later, at a time drawn at random.
     fn back_off(&mut self, now: Tick, dice: u64) {
-        let least = Duration::from_nanos(self.terms.interval_ns).max(self.round_trip);
-        let most = self.terms.hold();
-        self.gap = (self.gap * 2).max(least).min(most);
+        self.gap = (self.gap * 2).max(self.round_trip).min(self.terms.hold());
         let part = 500 + dice % 501;
         self.next_at = now.after(self.gap * part as u32 / 1_000);
     }
 
-    fn hold(&mut self, tokens: u64, until: Tick) {
+    fn hold(&mut self, now: Tick, tokens: u64, until: Tick) {
+        for expired in self.blocks.iter_mut().filter(|b| b.until <= now) {
+            expired.tokens = 0;
+        }
         let [first, second] = &mut self.blocks;
         if first.tokens == 0 {
             *first = std::mem::take(second);
