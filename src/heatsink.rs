@@ -95,7 +95,8 @@ impl Heatsink {
     ///
     /// # Errors
     /// Those of the store; [`Timeout`](crate::ErrorKind::Timeout), [`Panicked`](crate::ErrorKind::Panicked),
-    /// [`Recursive`](crate::ErrorKind::Recursive).
+    /// [`Recursive`](crate::ErrorKind::Recursive); [`Shed`](crate::ErrorKind::Shed) where a budget or a
+    /// bulkhead was asked for.
     #[inline]
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         let key = key.as_ref();

@@ -71,6 +71,7 @@ impl Heatsink {
     ///
     /// # Errors
     /// Those of the store. [`Error::outcome`] says whether the write may have been applied.
+    /// [`Shed`](ErrorKind::Shed) where a budget or a bulkhead was asked for: it was not.
     pub async fn put(&self, key: impl AsRef<[u8]>, value: impl Into<Bytes>) -> Result<()> {
         self.put_with(key, value, Put::new()).await
     }

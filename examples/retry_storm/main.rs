@@ -185,7 +185,7 @@ async fn run(place: &Place, arm: Arm) -> Result<(Outcome, Duration), Fail> {
         #[cfg(feature = "redis")]
         Place::Redis(server) => {
             let keys: Vec<String> = (0..400).map(|i| format!("post:{i}")).collect();
-            let store = heatsink::store::RedisStore::connect(server.url()).await?;
+            let store = heatsink::store::RedisStore::connect(&server.url()).await?;
             let sets = || {
                 let stats: String = server.control().ask("INFO commandstats");
                 let line = stats.lines().find_map(|l| l.strip_prefix("cmdstat_set:calls="));

@@ -308,23 +308,22 @@ impl Lessee {
         self.answered_at = now;
         self.round_trip = average(self.round_trip, now.since(asked_at));
         self.asking_since.get_or_insert(asked_at);
-        let regressed = |r: &Record| {
-            self.seen.is_some_and(|(nonce, version)| nonce == r.nonce && r.version < version)
-        };
-        let Some(record) = record.filter(|r| !regressed(r)) else {
+        let Some(record) = record.filter(|r| self.is_sound(r)) else {
             return Some(self.begin(now, dice));
         };
         // Not when it was asked for: what passed before the answer was made is in it already.
         self.learn(now, &record);
-        let now_ns = self.timeline(now).max(record.now_ns);
+        let now_ns = self.timeline(now);
         self.learning = now_ns < record.opens_at_ns;
         if self.learning {
             self.next_at = now.after(Duration::from_nanos(record.opens_at_ns - now_ns));
             return None;
         }
         let wanted = self.wanted(now);
-        let full_at = record.full_at_ns.max(now_ns);
-        let room = (now_ns + self.terms.span_of(self.terms.burst)).saturating_sub(full_at);
+        // Never longer than one bucket takes, also where somebody has written other terms.
+        let empty = now_ns.saturating_add(self.terms.span_of(self.terms.burst));
+        let full_at = record.full_at_ns.clamp(now_ns, empty);
+        let room = empty - full_at;
         let tokens = wanted.min(room / self.terms.interval_ns);
         self.pace(tokens >= wanted, wanted);
         if tokens == 0 {
@@ -334,7 +333,7 @@ impl Lessee {
         let record = Record {
             version: record.version + 1,
             now_ns,
-            full_at_ns: full_at + self.terms.span_of(tokens),
+            full_at_ns: full_at.saturating_add(self.terms.span_of(tokens)),
             ..record
         };
         Some(Proposal { record, tokens, sent_at: now })
@@ -372,6 +371,15 @@ impl Lessee {
     pub fn fail(&mut self, now: Tick, dice: u64) {
         self.gap = self.gap.max(self.terms.hold() / 4);
         self.back_off(now, dice);
+    }
+
+    /// Whether a record can be gone on with: it has not gone back, as after a fail-over that lost
+    /// writes, and nobody has written into it what no process writes.
+    fn is_sound(&self, r: &Record) -> bool {
+        const MOST: u64 = 1 << 62;
+        let regressed = self.seen.is_some_and(|(nonce, v)| nonce == r.nonce && r.version < v);
+        let opens_in = r.opens_at_ns.saturating_sub(r.now_ns);
+        !regressed && r.version < MOST && r.now_ns < MOST && opens_in <= nanos(self.terms.lease)
     }
 
     /// A record that starts empty, closed for one lease.
