@@ -139,6 +139,7 @@ fn job(mut ticket: Ticket) -> BoxFuture<'static, ()> {
 
 /// One `add` of the store, its panic and its silence turned into errors of unknown outcome.
 async fn send(shared: &Arc<Shared>, cell: &Arc<Cell>, amount: i64, adds: u64) -> Result<()> {
+    shared.admit(cell.hash, &cell.key, None)?;
     let add = shared.store.clone().add(cell.key.clone(), amount);
     let answer = bounded(shared, shared.options.loads.timeout, call::catch(add)).await;
     let answer = match answer {

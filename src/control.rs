@@ -171,6 +171,9 @@ impl<'a> Control<'a> {
         let out = steering.operate(shared.clock.now(), say);
         let changed = steering.take_change();
         let garbage = changed.then(|| shared.publish_index(&steering.treated()));
+        if changed {
+            shared.shed.follow(&steering, |key| shared.hash(key));
+        }
         drop(steering);
         drop(garbage);
         if changed {

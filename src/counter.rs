@@ -42,6 +42,12 @@ impl Sum {
     }
 }
 
+impl Sum {
+    pub(crate) fn known(total: i64, age: Duration) -> Sum {
+        Sum { total, age }
+    }
+}
+
 impl Heatsink {
     /// The counter under `key`: a 64-bit integer of the store, absent counting as zero.
     ///
@@ -185,7 +191,9 @@ impl Counter {
     /// # Errors
     /// As [`Heatsink::get`]; [`WrongType`](ErrorKind::WrongType) when the value is not an integer.
     pub async fn sum(&self) -> Result<Sum> {
-        self.sum_with(self.hs.shared().options.adds.sum_ttl).await
+        let shared = self.hs.shared();
+        let sum = self.sum_with(shared.options.adds.sum_ttl).await;
+        shared.last_sum(&self.cell, sum)
     }
 
     /// Like [`sum`](Counter::sum), at most `max_age` old; zero asks the store after the call.

@@ -96,7 +96,8 @@ impl Heatsink {
     ///
     /// # Errors
     /// Those of the store; [`Timeout`](crate::ErrorKind::Timeout), [`Panicked`](crate::ErrorKind::Panicked),
-    /// [`Recursive`](crate::ErrorKind::Recursive).
+    /// [`Recursive`](crate::ErrorKind::Recursive); [`Shed`](crate::ErrorKind::Shed) where a budget or a
+    /// bulkhead was asked for.
     #[inline]
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         let key = key.as_ref();
@@ -181,9 +182,9 @@ impl Heatsink {
 
     fn batch(&self, tickets: Vec<Ticket>) -> BoxFuture<'static, ()> {
         let keys: Vec<Key> = tickets.iter().map(|t| t.key().clone()).collect();
-        let store = self.0.shared.store.clone();
+        let shared = self.0.shared.clone();
         let load = Box::pin(async move {
-            let all = store.get_many(keys).await;
+            let all = shared.load_many(keys).await;
             all.into_iter().map(|r| r.map(Loaded::from_store)).collect()
         });
         call::batch_job(&self.0.shared, tickets, load)
@@ -459,6 +460,7 @@ impl Heatsink {
     ) -> BoxFuture<'static, Result<Value>> {
         let (this, hash, key) = (self.clone(), self.0.shared.hash(key), Key::copy(key));
         let runtime = self.0.shared.runtime.clone();
+        let from = from.of(read.tenant);
         Box::pin(within(runtime, read.deadline, async move {
             this.join_or_lead((hash, key), read.max_age, from, due).await
         }))
@@ -496,9 +498,7 @@ impl Heatsink {
                         call.run(from.job(shared, ticket));
                     }
                     match (&mut call).await {
-                        Step::Done(outcome) => {
-                            return outcome.map(|e| Value::loaded(e, shared.clock.now()));
-                        }
+                        Step::Done(outcome) => return call.value(outcome, max_age),
                         Step::Lead(ticket) => next = Some(ticket),
                     }
                 }
@@ -511,8 +511,8 @@ impl Heatsink {
         let shared = self.0.shared.clone();
         Box::pin(async move {
             let started = shared.clock.now();
-            let store = (shared.store.clone(), key.clone());
-            let loaded = call::catch(from.load(store, false)).await.and_then(|r| r);
+            let load = from.load(&shared, key.clone(), false);
+            let loaded = call::catch(load).await.and_then(|r| r);
             let loaded = loaded.map_err(|e| e.with_key(&key))?;
             let entry = Arc::new(shared.entry(loaded, 0, started));
             Ok(Value::loaded(entry, shared.clock.now()))

@@ -5,6 +5,8 @@
 //! - [`Heatsink`]: the handle a service calls; [`blocking`] for plain threads, [`Typed`] for types.
 //! - [`Counter`], [`Buffered`]: adds that combine; [`Adds`]: their options.
 //! - [`Stock`]: units that are sold once each.
+//! - [`Admission`], [`Retries`], [`Bulkhead`]: shedding what is left; off unless asked for.
+//! - [`Limiter`]: a limit that many processes share.
 //! - [`store`]: what heatsink needs from a store, and the embedded one.
 //! - [`HotList`]: who is hot; [`Control`]: pins, denials, schedules, [`Explanation`]; [`Stats`]:
 //!   plain numbers.
@@ -54,6 +56,7 @@ mod read;
 pub mod runtime;
 mod sample;
 mod shared;
+mod shed;
 mod stats;
 mod stock;
 pub mod store;
@@ -74,7 +77,9 @@ pub use config::{Builder, Detect, Loads, NearCache};
 pub use control::{Control, Schedule};
 pub use counter::{Approximate, Counter, Estimate, GrowOnly, Sum};
 pub use engine::control::hotlist::{HotKey, HotList, Rule};
+pub use engine::control::leasing::Without;
 pub use engine::control::treat::{Ceiling, Treatment};
+pub use engine::data::admit::Budget;
 pub use engine::data::approx::rounded;
 pub use error::{Error, ErrorKind, Outcome, Result, Retry};
 pub use explain::{CachedValue, Explanation};
@@ -83,6 +88,9 @@ pub use hotlist::HotListChanges;
 pub use key::Key;
 pub use lanes::Parts;
 pub use read::{IntoStored, Loadable, Read};
+pub use shed::ShedStats;
+pub use shed::limit::{Limit, Limiter};
+pub use shed::options::{Admission, Bulkhead, Retries};
 pub use stats::Stats;
 pub use stock::{
     Accounts, Fate, Held, OpenHold, Reconciler, Stock, Taken, WaitingRoom, WaitingTicket,

@@ -27,6 +27,8 @@ pub(crate) enum Part {
     /// A bucket of a stock. Unlike the others it lies in a hash slot of its own, which `seed`
     /// chooses.
     Bucket { seed: u64, bucket: usize },
+    /// The bucket of a shared limit.
+    Limit,
 }
 
 impl Part {
@@ -51,11 +53,21 @@ impl Part {
             Part::Bucket { seed, bucket } => {
                 format!("{{hs:{tag:016x}}}units.{seed}.{bucket}:")
             }
+            Part::Limit => format!("{{hs:{tag:016x}}}limit:"),
         };
         let mut name = head.into_bytes();
         name.extend_from_slice(key);
         Key::from(name)
     }
+}
+
+/// The key of the user's that a name belongs to: itself, unless it is one of ours.
+pub(crate) fn user_key(name: &[u8]) -> &[u8] {
+    let Some(rest) = name.strip_prefix(b"{hs:") else { return name };
+    let tag = rest.iter().position(|&byte| byte == b'}');
+    let head =
+        tag.and_then(|tag| rest[tag..].iter().position(|&byte| byte == b':').map(|at| tag + at));
+    head.map_or(name, |head| &rest[head + 1..])
 }
 
 /// 64-bit FNV-1a.
@@ -90,6 +102,7 @@ mod tests {
                 Part::Correction,
                 Part::Stock,
                 Part::StockLook,
+                Part::Limit,
             ];
             let names: std::collections::BTreeSet<_> =
                 parts.iter().map(|p| p.of(key.as_bytes())).collect();
@@ -97,6 +110,8 @@ mod tests {
             let slots: std::collections::BTreeSet<_> =
                 names.iter().map(|n| cluster_slot(n)).collect();
             assert_eq!(slots.len(), 1, "{names:?}");
+            assert!(names.iter().all(|name| user_key(name) == key.as_bytes()), "{names:?}");
+            assert_eq!(user_key(key.as_bytes()), key.as_bytes());
         }
     }
 

@@ -5,7 +5,8 @@ use crate::error::{Error, ErrorKind, Result, Retry};
 use crate::key::Key;
 use crate::runtime::{BoxFuture, Runtime};
 use crate::shared::{Loaded, Shared};
-use crate::store::{DynStore, Stored};
+use crate::shed::options::Tenant;
+use crate::store::Stored;
 use crate::value::Value;
 use bytes::Bytes;
 use std::fmt;
@@ -29,6 +30,7 @@ use std::time::Duration;
 pub struct Read {
     pub(crate) deadline: Option<Duration>,
     pub(crate) max_age: Option<Duration>,
+    pub(crate) tenant: Option<Tenant>,
     cost: Option<NonZeroU32>,
 }
 
@@ -58,6 +60,14 @@ impl Read {
     #[must_use]
     pub fn costs(mut self, units: NonZeroU32) -> Read {
         self.cost = Some(units);
+        self
+    }
+
+    /// Whose budget this read is held against, if it costs the store a load. Default: what
+    /// [`Admission::tenant_of`](crate::Admission::tenant_of) says.
+    #[must_use]
+    pub fn tenant(mut self, name: impl AsRef<[u8]>) -> Read {
+        self.tenant = Some(Tenant::named(name.as_ref()));
         self
     }
 
@@ -189,6 +199,8 @@ impl Loaded {
 pub(crate) enum From {
     Store,
     Loader(Box<dyn FnOnce() -> BoxFuture<'static, Result<Loaded>> + Send>),
+    /// One of the two, for a tenant that the caller named.
+    For(Tenant, Box<From>),
 }
 
 impl From {
@@ -199,16 +211,47 @@ impl From {
         From::Loader(Box::new(move || Box::pin(load())))
     }
 
-    pub(crate) fn is_loader(&self) -> bool {
-        matches!(self, From::Loader(_))
+    /// The same for a tenant that the caller named, if it did.
+    pub(crate) fn of(self, tenant: Option<Tenant>) -> From {
+        match tenant {
+            Some(tenant) => From::For(tenant, Box::new(self)),
+            None => self,
+        }
     }
 
-    /// The load itself. `cached`: its value may be cached.
+    pub(crate) fn is_loader(&self) -> bool {
+        match self {
+            From::Store => false,
+            From::Loader(_) => true,
+            From::For(_, from) => from.is_loader(),
+        }
+    }
+
+    /// The load itself, once the budgets have admitted it. `cached`: its value may be cached.
     pub(crate) fn load(
         self,
-        (store, key): (Arc<dyn DynStore>, Key),
+        shared: &Arc<Shared>,
+        key: Key,
         cached: bool,
     ) -> BoxFuture<'static, Result<Loaded>> {
+        if !shared.shed.is_on() {
+            return self.ask(shared, key, cached);
+        }
+        let shared = shared.clone();
+        Box::pin(async move {
+            let tenant = if let From::For(tenant, _) = &self { Some(*tenant) } else { None };
+            shared.admit(shared.hash(&key), &key, tenant)?;
+            self.ask(&shared, key, cached).await
+        })
+    }
+
+    fn ask(
+        self,
+        shared: &Arc<Shared>,
+        key: Key,
+        cached: bool,
+    ) -> BoxFuture<'static, Result<Loaded>> {
+        let store = shared.store.clone();
         match self {
             From::Store if !cached && store.capability().uncached => {
                 Box::pin(async move { store.get_uncached(key).await.map(Loaded::uncached) })
@@ -216,15 +259,16 @@ impl From {
             // Inside the future, so that a panic of the closure itself is caught too.
             From::Loader(load) => Box::pin(async move { load().await }),
             From::Store => Box::pin(async move { store.get(key).await.map(Loaded::from_store) }),
+            From::For(_, from) => from.ask(shared, key, cached),
         }
     }
 
     /// The load as one that ends a flight.
     pub(crate) fn job(self, shared: &Arc<Shared>, ticket: Ticket) -> BoxFuture<'static, ()> {
-        let source = (shared.store.clone(), ticket.key().clone());
         // A key that turns hot meanwhile has its value cached by the next load.
         let cached = shared.is_hot(ticket.hash(), ticket.key());
-        call::job(ticket, self.load(source, cached))
+        let load = self.load(shared, ticket.key().clone(), cached);
+        call::job(ticket, load)
     }
 }
 
@@ -298,7 +342,7 @@ impl Slot {
                 },
                 Slot::Wait(call) => match Pin::new(&mut **call).poll(cx) {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Step::Done(outcome)) => call.value(outcome),
+                    Poll::Ready(Step::Done(outcome)) => call.value(outcome, None),
                     Poll::Ready(Step::Lead(ticket)) => {
                         call.lead_from_store(ticket);
                         continue;

@@ -20,6 +20,8 @@ pub enum Source {
     Stale,
     /// A load: this call's own, or one that it joined.
     Load,
+    /// The last known value, in place of a refusal. See [`Admission::freeze`](crate::Admission::freeze).
+    Frozen,
 }
 
 /// A value as it was read: its bytes, how old they are, where they came from.
@@ -61,6 +63,10 @@ impl Value {
 
     pub(crate) fn loaded(entry: Arc<Entry>, served: Tick) -> Value {
         Value { repr: Repr::Own(entry), served, source: Source::Load }
+    }
+
+    pub(crate) fn frozen(entry: Arc<Entry>, served: Tick) -> Value {
+        Value { source: Source::Frozen, ..Value::loaded(entry, served) }
     }
 
     pub(crate) fn entry(&self) -> &Entry {

@@ -358,7 +358,8 @@ impl Stock {
                 };
                 text = format!("{text} {level}");
             }
-            Ok(Loaded { stored: Some(Stored::new(text)), by_loader: true, decoded: None })
+            let stored = Some(Stored::new(text));
+            Ok(Loaded { stored, by_loader: true, uncached: false, decoded: None })
         });
         let hash = self.shared().hash(&name);
         let value = self.hs.join_or_lead((hash, name), Some(max_age), from, 0).await;

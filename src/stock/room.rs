@@ -109,6 +109,13 @@ impl Drop for Keeper {
     }
 }
 
+/// A place in a waiting room. Dropping it leaves the room.
+pub struct WaitingTicket {
+    room: Arc<Inner>,
+    /// `None` once it was let in.
+    ticket: Option<u64>,
+}
+
 impl WaitingRoom {
     /// A place at the end of the queue.
     ///

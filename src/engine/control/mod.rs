@@ -15,6 +15,7 @@
 //! - [`treat`]: which remedy fits a hot key, with the numbers behind the choice.
 //! - [`merge`]: reports of several processes as one ranked list with bounds.
 //! - [`lanes`]: one writer's absolute total of a counter, and what of it is stored.
+//! - [`leasing`]: a limit that many processes share.
 //! - [`roster`]: who holds which lane.
 //! - [`stock`]: units in buckets, and the work that moves them.
 
@@ -23,6 +24,7 @@ pub mod hotlist;
 pub mod hysteresis;
 mod index;
 pub mod lanes;
+pub mod leasing;
 pub mod merge;
 pub mod operator;
 pub mod roster;
