@@ -191,7 +191,12 @@ impl<'a> Control<'a> {
     }
 
     pub(crate) fn explain(&self, key: &[u8]) -> Explanation {
-        let shared = self.shared();
+        Explanation::of(self.shared(), key)
+    }
+}
+
+impl Explanation {
+    pub(crate) fn of(shared: &Shared, key: &[u8]) -> Explanation {
         let hash = shared.hash(key);
         let now = shared.clock.now();
         let owned = Key::copy(key);

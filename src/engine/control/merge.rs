@@ -315,7 +315,9 @@ impl Merge {
             writes: self.scale_down(entry.writes, report),
             loads: self.scale_down(entry.loads, report),
             weighed: lower.min(self.weighed_max),
-            squares: u128::from(lower) * u128::from(report.one_in),
+            // One sample of a shorter window stands for more in the merge's.
+            squares: u128::from(lower) * u128::from(report.one_in) * self.window.as_nanos()
+                / report.duration.as_nanos(),
             floors,
             reporters: 1,
         }
