@@ -50,8 +50,9 @@ pub(super) struct Group {
 
 struct State {
     aggregator: Aggregator,
-    /// The fleet's list, where this process is its host's relay.
+    /// The fleet's list, where this process is its host's relay, and what it wants to hear of.
     upstream: Option<Arc<FleetList>>,
+    floor_above: Option<f64>,
     /// The versions of the aggregator and of the list that was made of it.
     made_of: u64,
     version: u64,
@@ -62,6 +63,15 @@ struct State {
     made: Tick,
     report_due: Tick,
     canary_ms: u64,
+}
+
+impl State {
+    /// What is small for this host may be much for the fleet.
+    fn floor_per_sec(&self) -> f64 {
+        let share = self.aggregator.reporters().max(1) as f64;
+        let above = self.floor_above.map_or(f64::INFINITY, |floor| floor / share);
+        self.aggregator.floor_per_sec().min(above)
+    }
 }
 
 impl Group {
@@ -81,6 +91,7 @@ impl Group {
         let state = State {
             aggregator,
             upstream: None,
+            floor_above: None,
             made_of: u64::MAX,
             version: 0,
             changed: true,
@@ -123,7 +134,9 @@ impl Group {
 
     /// What the whole host asked for, for the fleet.
     pub(super) fn host_report(&self, entries_max: usize, floor_per_sec: f64) -> Report {
-        self.state.lock().aggregator.report(entries_max, floor_per_sec)
+        let mut state = self.state.lock();
+        state.floor_above = Some(floor_per_sec);
+        state.aggregator.report(entries_max, floor_per_sec)
     }
 
     /// Something that an operator says or asks.
@@ -142,7 +155,7 @@ impl Group {
         let mut state = self.state.lock();
         if state.report_due <= now {
             state.report_due = now.after(self.options.report_every);
-            let floor = state.aggregator.floor_per_sec();
+            let floor = state.floor_per_sec();
             drop(state);
             // Without the lock: the other side has one of its own.
             let report = local.take_report(now, floor);
@@ -192,7 +205,7 @@ impl Group {
             canary_ms: state.canary_ms,
             interval: BEAT,
             report_every: self.options.report_every,
-            floor_per_sec: state.aggregator.floor_per_sec(),
+            floor_per_sec: state.floor_per_sec(),
             reports_stored: false,
         }
     }

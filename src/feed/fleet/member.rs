@@ -124,7 +124,8 @@ impl Member {
             subscribe_due: now,
             heard: now,
             interval,
-            poll_due: now,
+            // Hosts that start together do not all ask at once.
+            poll_due: now.after(Duration::from_micros(id % 250_000)),
             lease: None,
             // Members that hear nothing do not all reach for the lease at once.
             jitter: Duration::from_micros(id % 300_000),
@@ -181,8 +182,6 @@ impl Member {
             let transport = self.fleet.transport.clone();
             let sub = self.call(transport.subscribe(channel)).await.ok();
             self.push.set(sub);
-            // What was pushed before is looked up.
-            self.poll_due = self.poll_due.min(self.clock.now());
         }
         if self.shown.follower.lock().handle_timeout(now) {
             self.obey(None);

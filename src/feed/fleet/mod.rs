@@ -35,6 +35,8 @@
 //!
 //! `tests/feed` counts the same by simulation.
 
+#[cfg(test)]
+mod budget;
 mod lead;
 mod member;
 mod transport;
