@@ -207,6 +207,7 @@ impl Group {
             report_every: self.options.report_every,
             floor_per_sec: state.floor_per_sec(),
             reports_stored: false,
+            channels: 1,
         }
     }
 

@@ -14,7 +14,7 @@ use super::wire::{self, Hello, LIST_LINE_MAX, Lines, Message, Nack, ReportLine, 
 use crate::engine::control::aggregate::{self, From};
 use crate::engine::control::fleet::{FleetList, Heartbeat};
 use crate::engine::control::follow::{Beat, Follower, Refusal};
-use crate::engine::time::Tick;
+use crate::engine::time::{Tick, nanos};
 use parking_lot::Mutex;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -117,8 +117,7 @@ impl Node {
     }
 
     /// Whoever obeys may run anything on the way: wakers, drops of a user's types.
-    fn show(&self, list: Option<FleetList>) {
-        let list = list.map(Arc::new);
+    fn show(&self, list: Option<Arc<FleetList>>) {
         let _ = catch_unwind(AssertUnwindSafe(|| self.local.apply(list.as_ref())));
         self.shown.send_replace(list);
     }
@@ -162,6 +161,8 @@ impl Node {
         due: &mut Due,
         to: &mut OwnedWriteHalf,
     ) -> io::Result<()> {
+        let clock = self.local.clock();
+        let from = clock.precise();
         let message = match wire::read(line) {
             Ok(message) => message,
             Err(refusal) => {
@@ -175,10 +176,14 @@ impl Node {
                 let edition = list.edition();
                 let (list, _) = list.read();
                 let answer = match self.take_up(list) {
-                    Ok(_) => Message::Ack(Version {
-                        incarnation: edition.incarnation,
-                        version: edition.version,
-                    }),
+                    Ok(new) => {
+                        if new {
+                            let took = nanos(clock.precise().since(from));
+                            self.counters.applied_ns.store(took, Ordering::Relaxed);
+                        }
+                        let (incarnation, version) = (edition.incarnation, edition.version);
+                        Message::Ack(Version { incarnation, version })
+                    }
                     Err(refusal) => Message::Nack(Nack {
                         incarnation: edition.incarnation,
                         version: edition.version,

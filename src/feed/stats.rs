@@ -24,6 +24,8 @@ pub struct FeedStats {
     /// From the sending of a report to the list that it was part of, as measured with the canary;
     /// on two machines as exact as their wall clocks.
     pub delay: Duration,
+    /// From the last byte of the list that was applied last to its being in force.
+    pub applied_in: Duration,
     /// Followers that were refused: of another user, or too many.
     pub peers_refused: u64,
     /// Connections that were ended for a line that was too long, or that was no line of the feed.
@@ -65,6 +67,7 @@ impl fmt::Display for FeedStats {
 pub(crate) struct Counters {
     pub(crate) leads: AtomicBool,
     pub(crate) delay_ms: AtomicU64,
+    pub(crate) applied_ns: AtomicU64,
     pub(crate) peers_refused: AtomicU64,
     pub(crate) lines_refused: AtomicU64,
     pub(crate) throttled: AtomicU64,
@@ -86,6 +89,7 @@ impl Counters {
         FeedStats {
             leads: self.leads.load(Ordering::Relaxed),
             delay: Duration::from_millis(get(&self.delay_ms)),
+            applied_in: Duration::from_nanos(get(&self.applied_ns)),
             peers_refused: get(&self.peers_refused),
             lines_refused: get(&self.lines_refused),
             throttled: get(&self.throttled),

@@ -85,8 +85,8 @@ pub(crate) struct List {
 #[derive(Serialize, Deserialize, Debug)]
 struct Entry {
     key: WireKey,
-    rule: String,
-    treatment: Option<String>,
+    rule: Name,
+    treatment: Option<Name>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     copies: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -108,7 +108,7 @@ struct Entry {
 
 #[derive(Serialize, Deserialize, Debug)]
 struct Advice {
-    treatment: String,
+    treatment: Name,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     copies: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -128,6 +128,8 @@ pub(crate) struct Beat {
     floor_per_sec: f64,
     #[serde(default)]
     reports_stored: bool,
+    #[serde(default)]
+    channels: u64,
 }
 
 #[derive(Serialize, Deserialize, Debug)]
@@ -144,6 +146,38 @@ pub(crate) struct ReportLine {
     total: u64,
     /// Key, count, error, writes, loads.
     keys: Vec<(WireKey, u64, u64, u64, u64)>,
+}
+
+/// A rule or a treatment; an empty name is one that this version does not know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Name(&'static str);
+
+const NAMES: [&str; 7] = ["near", "copies", "salt", "shed", "detected", "pinned", "scheduled"];
+
+impl Serialize for Name {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Name, D::Error> {
+        from.deserialize_str(NameVisitor)
+    }
+}
+
+struct NameVisitor;
+
+impl Visitor<'_> for NameVisitor {
+    type Value = Name;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a name")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Name, E> {
+        Ok(Name(NAMES.into_iter().find(|name| *name == text).unwrap_or_default()))
+    }
 }
 
 /// A key's bytes.
@@ -208,17 +242,18 @@ fn ms(d: Duration) -> u64 {
     u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn treatment_name(treatment: Treatment) -> (&'static str, Option<u32>, Option<u32>) {
-    match treatment {
+fn treatment_name(treatment: Treatment) -> (Name, Option<u32>, Option<u32>) {
+    let (name, copies, slots) = match treatment {
         Treatment::Near => ("near", None, None),
         Treatment::Copies { copies } => ("copies", Some(copies), None),
         Treatment::Salt { slots } => ("salt", None, Some(slots)),
         Treatment::Shed => ("shed", None, None),
-    }
+    };
+    (Name(name), copies, slots)
 }
 
-fn treatment_of(name: &str, copies: Option<u32>, slots: Option<u32>) -> Option<Treatment> {
-    Some(match name {
+fn treatment_of(name: Name, copies: Option<u32>, slots: Option<u32>) -> Option<Treatment> {
+    Some(match name.0 {
         "near" => Treatment::Near,
         "copies" => Treatment::Copies { copies: copies? },
         "salt" => Treatment::Salt { slots: slots? },
@@ -232,17 +267,16 @@ impl Entry {
         let named = entry.treatment.map(treatment_name);
         Entry {
             key: WireKey(entry.key.to_vec()),
-            rule: match entry.rule {
+            rule: Name(match entry.rule {
                 Rule::Pinned => "pinned",
                 Rule::Scheduled => "scheduled",
                 _ => "detected",
-            }
-            .into(),
-            treatment: named.map(|n| n.0.into()),
+            }),
+            treatment: named.map(|n| n.0),
             copies: named.and_then(|n| n.1),
             slots: named.and_then(|n| n.2),
             advice: entry.advice.map(treatment_name).map(|(name, copies, slots)| Advice {
-                treatment: name.into(),
+                treatment: name,
                 copies,
                 slots,
             }),
@@ -259,17 +293,17 @@ impl Entry {
 
     /// `None` for a rule or a treatment that this version does not know.
     fn read(self) -> Option<FleetKey> {
-        let treatment = match &self.treatment {
+        let treatment = match self.treatment {
             Some(name) => Some(treatment_of(name, self.copies, self.slots)?),
             None => None,
         };
-        let rule = match self.rule.as_str() {
+        let rule = match self.rule.0 {
             "pinned" => Rule::Pinned,
             "scheduled" => Rule::Scheduled,
             "detected" => Rule::Detected,
             _ => return None,
         };
-        let advice = self.advice.and_then(|a| treatment_of(&a.treatment, a.copies, a.slots));
+        let advice = self.advice.and_then(|a| treatment_of(a.treatment, a.copies, a.slots));
         Some(FleetKey {
             treatment,
             advice,
@@ -333,6 +367,7 @@ impl Beat {
             report_every_ms: ms(beat.report_every),
             floor_per_sec: beat.floor_per_sec,
             reports_stored: beat.reports_stored,
+            channels: beat.channels,
         }
     }
 
@@ -348,6 +383,7 @@ impl Beat {
             report_every: Duration::from_millis(self.report_every_ms),
             floor_per_sec: if floor.is_finite() { floor.max(0.0) } else { 0.0 },
             reports_stored: self.reports_stored,
+            channels: self.channels,
         }
     }
 }

@@ -278,7 +278,7 @@ fn an_idle_member_sends_and_hears_less_than_a_kibibyte_a_second() {
 #[test]
 fn a_fleet_replays_from_its_seed() {
     let hash = |seed| {
-        let rig = Rig::hot(seed, 3);
+        let rig = Rig::hot(seed, 4);
         rig.rt.trace_hash()
     };
     assert_eq!(hash(17), hash(17));

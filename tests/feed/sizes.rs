@@ -50,11 +50,11 @@ fn window(
     zipf: &Zipf,
     rng: &mut Xoshiro256PlusPlus,
     reporter: &mut Reporter,
-    (requests, at): (usize, Tick),
+    (requests, budget, at): (usize, usize, Tick),
     floor_per_sec: f64,
     truth: &mut [u32],
 ) -> Report {
-    let one_in = requests.div_ceil(BUDGET).max(1) as u32;
+    let one_in = requests.div_ceil(budget).max(1) as u32;
     for _ in 0..requests {
         let key = zipf.draw(rng);
         truth[key] += 1;
@@ -84,7 +84,9 @@ fn run(zipf: &Zipf, processes: usize, requests: usize) -> Row {
     let mut fleet = Aggregator::new(options);
     let hosts = processes.div_ceil(HOST);
     let (mut rng, mut now) = (Xoshiro256PlusPlus::seed_from_u64(7), Tick(1_000_000_000));
-    let mut reporter = Reporter::new(now, 1);
+    // One sketch for all, one process after the other: it has a clock of its own.
+    let mut clock = now;
+    let mut reporter = Reporter::new(clock, 1);
     let mut truth = vec![0; KEYS];
     let hot: Vec<usize> = (0..KEYS).take_while(|k| zipf.share(*k) >= 0.0025).collect();
     let (mut missed, mut wrong, mut found_in) = (hot.len(), 0, 0);
@@ -95,8 +97,8 @@ fn run(zipf: &Zipf, processes: usize, requests: usize) -> Row {
             let of_host = HOST.min(processes - host * HOST);
             let mut merge = Merge::new(WINDOW, Limits::default());
             for process in 0..of_host {
-                // Each process's window as if all had run side by side.
-                let whole = (requests / processes, now);
+                clock = clock.after(WINDOW);
+                let whole = (requests / processes, BUDGET, clock);
                 let floor = floor / of_host as f64;
                 let report = window(zipf, &mut rng, &mut reporter, whole, floor, &mut truth);
                 let from = From { process: process as u64, incarnation: 1, window: w };
@@ -105,15 +107,12 @@ fn run(zipf: &Zipf, processes: usize, requests: usize) -> Row {
                 } else {
                     merge.add(&report).unwrap();
                 }
-                reporter = Reporter::new(now.before(WINDOW), 1);
-                reporter.take(now.before(WINDOW), 0.0, 1);
             }
             if hosts > 1 {
                 let from = From { process: host as u64, incarnation: 1, window: w };
                 let report = merge.report(ENTRIES_MAX, floor as u64);
                 fleet.handle_report(now, from, report).unwrap();
             }
-            reporter = Reporter::new(now, 1);
         }
         fleet.handle_timeout(now);
         let list = fleet.entries(now);
@@ -159,7 +158,7 @@ fn fleet_detection_is_precise_and_misses_few_at_20_and_100_clients() {
         let now = Tick(1_000_000_000).after(WINDOW);
         for _ in 0..clients {
             let mut reporter = Reporter::new(now.before(WINDOW), 3);
-            let whole = (requests / clients, now);
+            let whole = (requests / clients, usize::MAX, now);
             // Half of an even share of the threshold.
             let floor = 0.5 * 0.002 * requests as f64 / clients as f64;
             merge.add(&window(&zipf, &mut rng, &mut reporter, whole, floor, &mut truth)).unwrap();

@@ -100,7 +100,7 @@ fn run(hosts: u64) -> (f64, f64, u64) {
         counts: counts.clone(),
         subscribers: Mutex::default(),
     };
-    let mut fleet = Fleet::by(transport).promote_at(5.0 * hosts as f64);
+    let mut fleet = Fleet::by(transport).promote_at(3.0 * hosts as f64);
     fleet.ttl = Duration::from_secs(5);
     let members: Vec<Membership> = (0..hosts)
         .map(|i| {

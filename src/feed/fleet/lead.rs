@@ -30,6 +30,8 @@ pub(super) struct Lead {
     incarnation: u64,
     aggregator: Aggregator,
     subs: Vec<Inbox>,
+    /// How many of them are in use.
+    channels: u64,
     /// The one that is asked first, so that none starves the others.
     turn: usize,
     subscribe_due: Tick,
@@ -62,6 +64,7 @@ impl Lead {
             incarnation,
             aggregator,
             subs: (0..CHANNELS).map(|_| Inbox::default()).collect(),
+            channels: 1,
             turn: 0,
             subscribe_due: now,
             stored_due: now,
@@ -123,7 +126,7 @@ impl Lead {
     }
 
     async fn subscribe(&mut self, member: &Member) {
-        for bucket in 0..CHANNELS {
+        for bucket in 0..self.channels {
             let sub = &mut self.subs[bucket as usize];
             if !sub.is_open() {
                 let channel = member.fleet.name(&format!("reports.{bucket}"));
@@ -167,6 +170,7 @@ impl Lead {
         self.interval = member.fleet.interval.max(by_size);
         self.aggregator.set_reporter_ttl(Duration::from_secs(5).max(4 * self.interval));
         self.beat_due = now.after(self.interval);
+        self.spread(member, reporters).await;
         if changed {
             self.made_of = self.aggregator.version();
             self.version += 1;
@@ -188,7 +192,8 @@ impl Lead {
             interval: self.interval,
             report_every: self.interval,
             floor_per_sec: self.aggregator.floor_per_sec(),
-            reports_stored: !self.subs.iter().all(Inbox::is_open),
+            channels: self.channels,
+            reports_stored: !self.subs.iter().take(self.channels as usize).all(Inbox::is_open),
         };
         let line = wire::line(&Message::List(List::of(&self.list)));
         if changed || self.written.after(WRITTEN) <= now {
@@ -210,15 +215,29 @@ impl Lead {
             let pause = line.len() as f64 * f64::from(reporters) / BYTES_PER_SEC;
             self.push_due = now.after(Duration::from_secs_f64(pause.min(600.0)));
             member.take_up(self.list.clone());
-            publish(member, &line).await;
+            publish(member, self.channels, &line).await;
         }
         let wall = member.clock.wall_ms();
         let _ = member.shown.follower.lock().handle_heartbeat(member.clock.now(), wall, &beat);
         let delay = wall.saturating_sub(self.canary_ms);
         member.shown.counters.delay_ms.store(delay, std::sync::atomic::Ordering::Relaxed);
         member.set_floor(&beat);
-        publish(member, &member.lease_line(&beat)).await;
+        publish(member, self.channels, &member.lease_line(&beat)).await;
         Some(self)
+    }
+
+    /// A large fleet meets on more channels. Whoever is on another one looks at the lease.
+    async fn spread(&mut self, member: &Member, reporters: u32) {
+        let channels = match reporters {
+            0..32 => 1,
+            64.. => CHANNELS,
+            _ => self.channels,
+        };
+        if channels != self.channels {
+            self.channels = channels;
+            // Before anybody is sent there.
+            self.subscribe(member).await;
+        }
     }
 
     /// `Some(true)`: this process leads. `Some(false)`: not known now. `None`: it does not.
@@ -260,9 +279,9 @@ fn is_mine(lease: &[u8], beat: &Heartbeat) -> bool {
     there.issuer == beat.issuer && there.edition.incarnation == beat.edition.incarnation
 }
 
-async fn publish(member: &Member, line: &[u8]) {
+async fn publish(member: &Member, channels: u64, line: &[u8]) {
     let line = Bytes::copy_from_slice(line);
-    for bucket in 0..CHANNELS {
+    for bucket in 0..channels {
         count(&member.shown.counters.bytes_out, line.len());
         let channel = member.fleet.name(&format!("push.{bucket}"));
         let _ = member.call(member.fleet.transport.publish(channel, line.clone())).await;

@@ -33,7 +33,8 @@ const PATIENCE: Duration = Duration::from_millis(700);
 /// Between two attempts to subscribe.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Channels for reports, and as many for the list: each has a hash slot of its own.
+/// Channels for reports in a large fleet, and as many for the list: each has a hash slot of its
+/// own. A small one has one for each.
 pub(super) const CHANNELS: u64 = 4;
 
 /// A lease that has not moved for this many intervals is nobody's.
@@ -81,6 +82,7 @@ pub(super) struct Member {
     local: Arc<dyn Local>,
     runtime: Arc<dyn Runtime>,
     push: Inbox,
+    channels: u64,
     subscribe_due: Tick,
     /// The last sign of an aggregator.
     heard: Tick,
@@ -121,6 +123,7 @@ impl Member {
             local,
             runtime,
             push: Inbox::default(),
+            channels: 1,
             subscribe_due: now,
             heard: now,
             interval,
@@ -178,7 +181,7 @@ impl Member {
         let now = self.clock.now();
         if !self.push.is_open() && self.subscribe_due <= now {
             self.subscribe_due = now.after(RETRY);
-            let channel = self.fleet.name(&format!("push.{}", self.id % CHANNELS));
+            let channel = self.fleet.name(&format!("push.{}", self.id % self.channels));
             let transport = self.fleet.transport.clone();
             let sub = self.call(transport.subscribe(channel)).await.ok();
             self.push.set(sub);
@@ -257,7 +260,7 @@ impl Member {
         count(&self.shown.counters.elections, 1);
         self.shown.counters.leads.store(true, Ordering::Relaxed);
         self.lease = Some(lease.clone());
-        self.lead = Some(Lead::new(self, incarnation, lease, inherited.as_ref()));
+        self.lead = Some(Lead::new(self, incarnation, lease, inherited.as_deref()));
     }
 
     /// Somebody else leads, or this process cannot prove any more that it does.
@@ -305,6 +308,7 @@ impl Member {
         self.report_every = beat.report_every.clamp(least, most);
         self.floor_per_sec = beat.floor_per_sec;
         self.reports_stored = beat.reports_stored;
+        self.move_to(beat.channels);
         let delay = wall.saturating_sub(beat.canary_ms);
         self.shown.counters.delay_ms.store(delay, Ordering::Relaxed);
         if told == Beat::Extended || beat.edition.version == 0 {
@@ -334,8 +338,7 @@ impl Member {
         taken.is_ok()
     }
 
-    fn obey(&self, list: Option<FleetList>) {
-        let list = list.map(Arc::new);
+    fn obey(&self, list: Option<Arc<FleetList>>) {
         // Whoever obeys may run anything on the way: wakers, drops of a user's types.
         let _ = catch_unwind(AssertUnwindSafe(|| self.local.apply(list.as_ref())));
         self.shown.list.send_replace(list);
@@ -373,7 +376,7 @@ impl Member {
         count(&self.shown.counters.bytes_out, line.len());
         let bucket = self.id % CHANNELS;
         let transport = self.fleet.transport.clone();
-        let channel = self.fleet.name(&format!("reports.{bucket}"));
+        let channel = self.fleet.name(&format!("reports.{}", self.id % self.channels));
         let sent = self.call(transport.publish(channel, line.clone())).await;
         if sent.is_ok() && !self.reports_stored {
             return;
@@ -425,6 +428,17 @@ impl Member {
     pub(super) fn set_floor(&mut self, beat: &Heartbeat) {
         self.floor_per_sec = beat.floor_per_sec;
         (self.report_every, self.reports_stored) = (beat.report_every, beat.reports_stored);
+        self.move_to(beat.channels);
+    }
+
+    /// Hears the list on the channel that is this member's among so many.
+    fn move_to(&mut self, channels: u64) {
+        let channels = channels.clamp(1, CHANNELS);
+        if self.id % channels != self.id % self.channels {
+            self.push.set(None);
+            self.subscribe_due = self.clock.now();
+        }
+        self.channels = channels;
     }
 
     pub(super) fn lease_line(&self, beat: &Heartbeat) -> Vec<u8> {
@@ -442,6 +456,7 @@ impl Member {
             report_every: self.fleet.interval,
             floor_per_sec: 0.0,
             reports_stored: false,
+            channels: 1,
         }
     }
 }
