@@ -75,6 +75,11 @@ impl<'a> Control<'a> {
         self.0.shared()
     }
 
+    #[cfg(feature = "feed")]
+    pub(crate) fn wall_ms(&self) -> u64 {
+        self.shared().clock.wall_ms()
+    }
+
     /// Treats `key` from now on, whatever its traffic. In force when this returns.
     ///
     /// # Errors

@@ -36,8 +36,10 @@ mod admin;
 mod dir;
 mod fleet;
 mod group;
+mod known;
 mod local;
 mod node;
+mod operator;
 mod options;
 mod serve;
 mod stats;
@@ -46,6 +48,8 @@ mod wire;
 pub use crate::engine::control::fleet::{Edition, FleetKey, FleetList};
 pub use crate::engine::control::follow::{ALL_REFUSALS, Caps, Refusal};
 pub use fleet::{Fleet, Membership, ThroughStore, Transport};
+pub use known::Known;
+pub use operator::Operator;
 pub use options::Options;
 pub use stats::FeedStats;
 
@@ -194,6 +198,39 @@ impl fmt::Debug for Feed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Feed({})", self.stats())
     }
+}
+
+/// For fuzzing: reads a line as every end of the feed does; the list on it, if it is one.
+///
+/// # Errors
+/// What is no line of the feed.
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub fn read_line(line: &[u8]) -> std::result::Result<Option<FleetList>, Refusal> {
+    use wire::Message;
+    Ok(match wire::read(line)? {
+        Message::List(list) | Message::Rates(list) => Some(list.read().0),
+        Message::Report(report) => {
+            let (from, _, report) = report.read();
+            let options = Options::new().aggregate();
+            let mut group = crate::engine::control::aggregate::Aggregator::new(options);
+            let _ = group.handle_report(Tick(1), from, report);
+            None
+        }
+        Message::Beat(beat) => {
+            let _ = Follower::new(Caps::default()).handle_heartbeat(Tick(1), 1, &beat.read());
+            None
+        }
+        _ => None,
+    })
+}
+
+/// For fuzzing: the line that a list is sent as.
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+#[must_use]
+pub fn write_line(list: &FleetList) -> Vec<u8> {
+    wire::line(&wire::Message::List(wire::List::of(list)))
 }
 
 /// Follows the list that is served in `dir`, without a handle of heatsink.

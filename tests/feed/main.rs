@@ -8,6 +8,8 @@
 )]
 #![allow(clippy::allow_attributes, reason = "not every module needs each of them")]
 
+#[cfg(feature = "cli")]
+mod cli;
 mod fleet;
 mod hostile;
 mod sizes;

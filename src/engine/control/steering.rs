@@ -258,14 +258,14 @@ impl Steering {
         }
         let named = self.operator.treated().map(|(key, _)| key);
         let found = self.found.values().filter(|f| f.near).map(|f| &f.key);
+        let mut seen = BTreeSet::new();
+        let mut own: Vec<&Key> = named.chain(found).filter(|k| seen.insert(*k)).collect();
+        // The keys of a list are different ones, and may be many.
         let fed = self.fed.iter().flat_map(|fed| fed.keys());
         let fed = fed.filter(|(_, f)| f.treatment == Some(Treatment::Near)).map(|(key, _)| key);
-        let mut seen = BTreeSet::new();
-        let all = named.chain(found).chain(fed);
-        all.filter(|k| !self.denies(k) && seen.insert(*k))
-            .take(self.options.keys_max)
-            .cloned()
-            .collect()
+        own.extend(fed.filter(|key| !seen.contains(*key)));
+        own.retain(|key| !self.denies(key));
+        own.into_iter().take(self.options.keys_max).cloned().collect()
     }
 
     /// By whose word `key` is treated, or not.

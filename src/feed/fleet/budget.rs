@@ -116,6 +116,9 @@ fn run(hosts: u64) -> (f64, f64, u64) {
     let counts = counts.lock();
     let busiest = counts.values().map(|c| c.0).max().unwrap_or(0) as f64 / SECS;
     let all = counts.values().map(|c| c.0).sum::<u64>() as f64 / SECS;
+    for (name, (n, bytes)) in counts.iter().filter(|(_, c)| c.0 as f64 > SECS) {
+        println!("  {name}: {:.1}/s, {:.0} bytes/s", *n as f64 / SECS, *bytes as f64 / SECS);
+    }
     let obey = members.iter().filter(|m| m.list().is_some_and(|l| l.get("post:0").is_some()));
     let obey = obey.count() as u64;
     let leads = members.iter().filter(|m| m.stats().leads).count();
