@@ -72,6 +72,11 @@ impl<'a> Control<'a> {
         self.0.shared()
     }
 
+    #[cfg(feature = "feed")]
+    pub(crate) fn wall_ms(&self) -> u64 {
+        self.shared().clock.wall_ms()
+    }
+
     /// Treats `key` from now on, whatever its traffic. In force when this returns.
     ///
     /// # Errors
@@ -191,7 +196,12 @@ impl<'a> Control<'a> {
     }
 
     pub(crate) fn explain(&self, key: &[u8]) -> Explanation {
-        let shared = self.shared();
+        Explanation::of(self.shared(), key)
+    }
+}
+
+impl Explanation {
+    pub(crate) fn of(shared: &Shared, key: &[u8]) -> Explanation {
         let hash = shared.hash(key);
         let now = shared.clock.now();
         let owned = Key::copy(key);

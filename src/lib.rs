@@ -10,6 +10,7 @@
 //! - [`store`]: what heatsink needs from a store, and the embedded one.
 //! - [`HotList`]: who is hot; [`Control`]: pins, denials, schedules, [`Explanation`]; [`Stats`]:
 //!   plain numbers.
+//! - `feed` (feature `feed`): one hot list for the processes of a host and of a fleet.
 //! - [`engine`]: the decisions, pure: no clock, lock, thread or await. *The engine decides, the
 //!   shell acts.*
 //! - [`runtime`]: the only place that reads clocks and starts threads.
@@ -28,6 +29,7 @@
 //! | rand_xoshiro | seeded randomness that replays |
 //! | rustix | the coarse clock, without `unsafe` |
 //! | tokio (feature) | tasks where the caller runs |
+//! | serde, serde_json (features `json`, `feed`) | values, and the feed's lines, as JSON |
 //! | metrics, tracing (features) | numbers and events to whatever the service has installed |
 
 mod adds;
@@ -45,6 +47,8 @@ mod driver;
 pub mod engine;
 mod error;
 mod explain;
+#[cfg(feature = "feed")]
+pub mod feed;
 mod flusher;
 mod heatsink;
 mod hotlist;
