@@ -106,6 +106,10 @@ impl Ticket {
         &self.key
     }
 
+    pub(crate) fn hash(&self) -> u64 {
+        self.hash
+    }
+
     /// Ends the flight.
     pub(crate) fn land(mut self, outcome: Result<Loaded>) {
         self.done = true;

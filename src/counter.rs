@@ -24,6 +24,10 @@ pub struct Sum {
 }
 
 impl Sum {
+    pub(crate) fn new(total: i64, age: Duration) -> Sum {
+        Sum { total, age }
+    }
+
     /// The sum.
     #[must_use]
     pub fn total(&self) -> i64 {
@@ -109,7 +113,7 @@ impl Heatsink {
         let from = From::loader(|| async move {
             let total = load().await?;
             let stored = Some(Stored::new(total.to_string()));
-            Ok(Loaded { stored, by_loader: true, decoded: None })
+            Ok(Loaded { stored, by_loader: true, uncached: false, decoded: None })
         });
         let hash = shared.hash(&name);
         let value = self.join_or_lead((hash, name), Some(limit), from, 0).await;

@@ -3,9 +3,10 @@
 use crate::call::{self, Call, Step, Ticket};
 use crate::cell::Entry;
 use crate::config::{Builder, Options};
-use crate::control::{Control, Explanation};
+use crate::control::Control;
 use crate::driver::DriverHandle;
 use crate::error::{Error, Result};
+use crate::explain::Explanation;
 use crate::key::Key;
 use crate::read::{From, JoinAll, Loadable, Read, within};
 use crate::runtime::{BoxFuture, Runtime};
@@ -247,7 +248,12 @@ impl Heatsink {
         let key = key.as_ref();
         let from = From::loader(|| async move {
             let loaded = loader().await.map_err(Error::loader)?;
-            Ok(Loaded { stored: loaded.into_stored(), by_loader: true, decoded: None })
+            Ok(Loaded {
+                stored: loaded.into_stored(),
+                by_loader: true,
+                uncached: false,
+                decoded: None,
+            })
         });
         let value = self.load_raw(key, read, from).await?;
         T::out(present(value)).map_err(|e| e.with_key(key))
@@ -320,7 +326,19 @@ impl Heatsink {
         self.0.shared.invalidate_all();
     }
 
-    /// A view of this handle that reads and writes values of type `T`.
+    /// A view of this handle that reads and writes values of type `T`: encoded once per write,
+    /// decoded once per load, not once per hit. `Json` (feature `json`) takes every type that
+    /// serde can carry; [`Text`](crate::Text) takes strings; for others implement [`Codec`].
+    ///
+    /// # Example
+    /// ```
+    /// use heatsink::{Heatsink, Text, store::MemoryStore};
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let names = Heatsink::new(MemoryStore::new(8))?.typed::<String, _>(Text);
+    /// names.put("user:9:name", &"nova".to_owned()).await?;
+    /// assert_eq!(*names.get("user:9:name").await?.unwrap(), "nova");
+    /// # Ok::<(), heatsink::Error>(()) }).unwrap();
+    /// ```
     pub fn typed<T, C: Codec<T>>(&self, codec: C) -> Typed<T, C> {
         Typed::new(self.clone(), codec)
     }
@@ -493,7 +511,7 @@ impl Heatsink {
         let shared = self.0.shared.clone();
         Box::pin(async move {
             let started = shared.clock.now();
-            let load = from.load(&shared, key.clone());
+            let load = from.load(&shared, key.clone(), false);
             let loaded = call::catch(load).await.and_then(|r| r);
             let loaded = loaded.map_err(|e| e.with_key(&key))?;
             let entry = Arc::new(shared.entry(loaded, 0, started));

@@ -1,7 +1,7 @@
 //! How a value is read: a caller's limits, where the value comes from, waiting for several.
 
 use crate::call::{self, Call, Step, Ticket};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, Retry};
 use crate::key::Key;
 use crate::runtime::{BoxFuture, Runtime};
 use crate::shared::{Loaded, Shared};
@@ -168,6 +168,7 @@ pub(crate) fn absent() -> Error {
         ErrorKind::Loader,
         "another loader of this key found no value; return an Option to allow for that",
     )
+    .with_retry(Retry::Never)
 }
 
 impl Error {
@@ -185,7 +186,12 @@ impl Error {
 
 impl Loaded {
     pub(crate) fn from_store(stored: Option<Stored>) -> Loaded {
-        Loaded { stored, by_loader: false, decoded: None }
+        Loaded { stored, by_loader: false, uncached: false, decoded: None }
+    }
+
+    /// From a read that did not ask for the expiry.
+    fn uncached(stored: Option<Stored>) -> Loaded {
+        Loaded { uncached: true, ..Loaded::from_store(stored) }
     }
 }
 
@@ -221,34 +227,47 @@ impl From {
         }
     }
 
-    /// The load itself, once the budgets have admitted it.
-    pub(crate) fn load(self, shared: &Arc<Shared>, key: Key) -> BoxFuture<'static, Result<Loaded>> {
+    /// The load itself, once the budgets have admitted it. `cached`: its value may be cached.
+    pub(crate) fn load(
+        self,
+        shared: &Arc<Shared>,
+        key: Key,
+        cached: bool,
+    ) -> BoxFuture<'static, Result<Loaded>> {
         if !shared.shed.is_on() {
-            return self.ask(shared, key);
+            return self.ask(shared, key, cached);
         }
         let shared = shared.clone();
         Box::pin(async move {
             let tenant = if let From::For(tenant, _) = &self { Some(*tenant) } else { None };
             shared.admit(shared.hash(&key), &key, tenant)?;
-            self.ask(&shared, key).await
+            self.ask(&shared, key, cached).await
         })
     }
 
-    fn ask(self, shared: &Arc<Shared>, key: Key) -> BoxFuture<'static, Result<Loaded>> {
+    fn ask(
+        self,
+        shared: &Arc<Shared>,
+        key: Key,
+        cached: bool,
+    ) -> BoxFuture<'static, Result<Loaded>> {
+        let store = shared.store.clone();
         match self {
+            From::Store if !cached && store.capability().uncached => {
+                Box::pin(async move { store.get_uncached(key).await.map(Loaded::uncached) })
+            }
             // Inside the future, so that a panic of the closure itself is caught too.
             From::Loader(load) => Box::pin(async move { load().await }),
-            From::Store => {
-                let store = shared.store.clone();
-                Box::pin(async move { store.get(key).await.map(Loaded::from_store) })
-            }
-            From::For(_, from) => from.ask(shared, key),
+            From::Store => Box::pin(async move { store.get(key).await.map(Loaded::from_store) }),
+            From::For(_, from) => from.ask(shared, key, cached),
         }
     }
 
     /// The load as one that ends a flight.
     pub(crate) fn job(self, shared: &Arc<Shared>, ticket: Ticket) -> BoxFuture<'static, ()> {
-        let load = self.load(shared, ticket.key().clone());
+        // A key that turns hot meanwhile has its value cached by the next load.
+        let cached = shared.is_hot(ticket.hash(), ticket.key());
+        let load = self.load(shared, ticket.key().clone(), cached);
         call::job(ticket, load)
     }
 }

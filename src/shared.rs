@@ -79,6 +79,8 @@ pub(crate) struct Shared {
 pub(crate) struct Loaded {
     pub(crate) stored: Option<Stored>,
     pub(crate) by_loader: bool,
+    /// Read past the cache: its expiry is not known, so it may be shown to nobody who comes later.
+    pub(crate) uncached: bool,
     pub(crate) decoded: Option<Arc<dyn std::any::Any + Send + Sync>>,
 }
 
@@ -354,8 +356,9 @@ impl Shared {
             let _ = decoded.set(value);
         }
         let policy = &self.options.policy;
+        let lives = if loaded.uncached { Some(Duration::ZERO) } else { stored.ttl_left };
         Entry {
-            ages: policy.ages(started, stored.ttl_left, absent, self.roll()),
+            ages: policy.ages(started, lives, absent, self.roll()),
             bytes: stored.bytes,
             absent,
             by_loader: loaded.by_loader,
@@ -364,6 +367,11 @@ impl Shared {
             epoch: self.epoch(),
             decoded,
         }
+    }
+
+    /// Whether values of the key are cached now.
+    pub(crate) fn is_hot(&self, hash: u64, key: &Key) -> bool {
+        self.index.load().find(hash, key).is_some()
     }
 
     /// Shows `entry` in the cell of its key, if it has one. The stripe's lock is held.

@@ -96,7 +96,8 @@ impl Value {
         self.source
     }
 
-    /// How long the store would still have kept the value when it was served, where it said so.
+    /// How long the store would still have kept the value when it was served, where it said so. A
+    /// store that charges for the answer is asked for the values of hot keys only.
     #[must_use]
     pub fn ttl_left(&self) -> Option<Duration> {
         self.entry().ttl_left.map(|ttl| ttl.saturating_sub(self.age()))

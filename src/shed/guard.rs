@@ -11,7 +11,7 @@ use crate::engine::data::bulkhead::{self, Entry, WaitId};
 use crate::error::{Error, ErrorKind, Result, Retry};
 use crate::key::Key;
 use crate::runtime::{BoxFuture, Runtime};
-use crate::store::{Capability, DynStore, Stored, Version};
+use crate::store::{Capability, DynStore, End, Ended, Holds, Once, Stored, Take, Version};
 use crate::sync::Mutex;
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -538,6 +538,48 @@ impl DynStore for Guard {
 
     fn claim_lane(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Stored>> {
         self.call(&key.clone(), Repeat::Yes, move |store| store.claim_lane(key.clone()))
+    }
+
+    fn get_uncached(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Option<Stored>>> {
+        self.call(&key.clone(), Repeat::Yes, move |store| store.get_uncached(key.clone()))
+    }
+
+    fn add_once(
+        self: Arc<Self>,
+        key: Key,
+        id: Key,
+        amount: i64,
+    ) -> BoxFuture<'static, Result<Once>> {
+        self.call(&key.clone(), Repeat::Yes, move |store| {
+            store.add_once(key.clone(), id.clone(), amount)
+        })
+    }
+
+    fn poison_once(self: Arc<Self>, key: Key, id: Key) -> BoxFuture<'static, Result<Once>> {
+        self.call(&key.clone(), Repeat::Yes, move |store| {
+            store.poison_once(key.clone(), id.clone())
+        })
+    }
+
+    fn take(self: Arc<Self>, key: Key, amount: u64, hold: Key) -> BoxFuture<'static, Result<Take>> {
+        self.call(&key.clone(), Repeat::Yes, move |store| {
+            store.take(key.clone(), amount, hold.clone())
+        })
+    }
+
+    fn end_hold(
+        self: Arc<Self>,
+        key: Key,
+        hold: Key,
+        end: End,
+    ) -> BoxFuture<'static, Result<Ended>> {
+        self.call(&key.clone(), Repeat::Yes, move |store| {
+            store.end_hold(key.clone(), hold.clone(), end)
+        })
+    }
+
+    fn holds(self: Arc<Self>, key: Key, page: Option<Bytes>) -> BoxFuture<'static, Result<Holds>> {
+        self.call(&key.clone(), Repeat::Yes, move |store| store.holds(key.clone(), page.clone()))
     }
 
     fn shard_of(&self, key: &[u8]) -> Option<u32> {

@@ -14,11 +14,18 @@
 //! - [`hotlist`]: the answer, as an operator reads it.
 //! - [`treat`]: which remedy fits a hot key, with the numbers behind the choice.
 //! - [`merge`]: reports of several processes as one ranked list with bounds.
+//! - [`reporter`], [`aggregate`], [`fleet`], [`follow`], [`fed`]: the hot list of many processes:
+//!   what each reports, what all decide together, how it travels, how it is taken up and obeyed.
 //! - [`lanes`]: one writer's absolute total of a counter, and what of it is stored.
 //! - [`leasing`]: a limit that many processes share.
 //! - [`roster`]: who holds which lane.
+//! - [`stock`]: units in buckets, and the work that moves them.
 
+pub mod aggregate;
 pub mod detect;
+pub mod fed;
+pub mod fleet;
+pub mod follow;
 pub mod hotlist;
 pub mod hysteresis;
 mod index;
@@ -26,11 +33,13 @@ pub mod lanes;
 pub mod leasing;
 pub mod merge;
 pub mod operator;
+pub mod reporter;
 pub mod roster;
 pub mod sampling;
 pub mod shards;
 pub mod sketch;
 pub mod steering;
+pub mod stock;
 pub mod treat;
 pub mod verdict;
 pub mod watch;

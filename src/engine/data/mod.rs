@@ -7,7 +7,9 @@
 //! - [`adds`]: adds of one counter that travel together.
 //! - [`admit`]: budgets per key and per tenant.
 //! - [`approx`]: counting for display, one add in k.
+//! - [`probe`]: one caller's way through the buckets of a stock.
 //! - [`regions`]: counters that are written in several regions.
+//! - [`room`]: who waits to be let in, and who is next.
 //! - [`retry`]: how many retries the calls of late have earned.
 //! - [`sums`]: the sum of one counter, as this process knows it.
 
@@ -18,8 +20,10 @@ pub mod bulkhead;
 pub mod flight;
 pub mod gate;
 pub mod near;
+pub mod probe;
 pub mod regions;
 pub mod retry;
+pub mod room;
 pub mod sums;
 
 #[cfg(test)]
