@@ -64,6 +64,9 @@ type Item = (usize, At, Key);
 type Many<T> =
     Arc<dyn Fn(Arc<dyn DynStore>, Vec<Key>) -> BoxFuture<'static, Vec<Result<T>>> + Send + Sync>;
 
+/// A call for some keys of a batch, under way.
+type Round<T> = BoxFuture<'static, Vec<(Item, Result<T>)>>;
+
 /// Whether heatsink itself may repeat a call that was not applied.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Repeat {
@@ -308,7 +311,7 @@ impl Guard {
             by_door.entry(item.1).or_default().push(item);
         }
         let (mut done, mut now, mut permits) = (Vec::new(), Vec::new(), Vec::new());
-        let mut calls: Vec<BoxFuture<'static, Vec<(Item, Result<T>)>>> = Vec::new();
+        let mut calls: Vec<Round<T>> = Vec::new();
         for (at, items) in by_door {
             match self.enter(at) {
                 Entered::Inside(permit) => {
