@@ -13,6 +13,7 @@
 
 mod frozen;
 pub(crate) mod guard;
+mod guarded;
 pub(crate) mod limit;
 pub(crate) mod options;
 

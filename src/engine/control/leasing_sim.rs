@@ -25,8 +25,6 @@ const LEASE: Duration = Duration::from_secs(1);
 enum Mutant {
     /// A new record starts full and open.
     NoLearning,
-    /// Blocks never expire.
-    NoExpiry,
     /// The bucket is forgotten when the record is written.
     NoCharge,
 }
@@ -278,15 +276,12 @@ impl World {
                 }
                 process.phase = Phase::Write { expected, proposal, arrives, replies, won: None };
             }
-            Phase::Write { mut proposal, replies: due, won, .. } if due <= now => {
+            Phase::Write { proposal, replies: due, won, .. } if due <= now => {
                 let how = match won.filter(|_| reachable) {
                     Some(true) => Settled::Won,
                     Some(false) => Settled::Lost,
                     None => Settled::Failed,
                 };
-                if mutant == Some(Mutant::NoExpiry) {
-                    proposal.sent_at = Tick::MAX;
-                }
                 process.lessee.settle(local, &proposal, how, roll);
             }
             under_way => process.phase = under_way,
@@ -404,7 +399,7 @@ fn cut_off_processes_refuse_or_admit_as_they_were_told() {
 
 #[test]
 fn every_way_to_get_it_wrong_is_caught() {
-    for mutant in [Mutant::NoLearning, Mutant::NoExpiry, Mutant::NoCharge] {
+    for mutant in [Mutant::NoLearning, Mutant::NoCharge] {
         let caught = (0..40).any(|seed| {
             let mut faults = Faults::all();
             if mutant == Mutant::NoLearning {
@@ -442,6 +437,21 @@ fn the_timeline_is_counted_from_the_answer_and_not_from_the_question() {
     let much_later = Tick(0).after(ms(1_510));
     let proposal = lessee.propose(later, much_later, Some(record), 9).unwrap();
     assert_eq!(proposal.record.now_ns, 2_010 * MS);
+}
+
+#[test]
+fn a_block_is_good_for_one_lease_from_before_it_was_written() {
+    let terms = Terms::new(1_000, Duration::from_secs(1), 100, LEASE, Without::Refuse).unwrap();
+    let mut lessee = Lessee::new(terms, Tick(0));
+    let record = Record { nonce: 7, version: 3, now_ns: 0, full_at_ns: 0, opens_at_ns: 0 };
+    lessee.take(Tick(0), 20).unwrap_err();
+    let proposal = lessee.propose(Tick(0), Tick(5), Some(record), 9).unwrap();
+    lessee.settle(Tick(400 * MS), &proposal, Settled::Won, 9);
+    let last = Tick(5).after(LEASE);
+    assert_eq!((proposal.tokens, lessee.held(Tick(last.0 - 1))), (20, 20));
+    assert_eq!(lessee.take(Tick(last.0 - 1), 1), Ok(()));
+    assert_eq!(lessee.held(last), 0);
+    assert!(lessee.take(last, 1).is_err());
 }
 
 #[test]
