@@ -528,6 +528,9 @@ impl Store for RedisStore {
     }
 
     async fn holds(&self, key: &Key, page: Option<Bytes>) -> Result<Holds> {
+        if !self.inner.options.scripts {
+            return Err(Error::unsupported("take"));
+        }
         let holds = scripts::beside(key, "hold");
         let mut cmd = redis::cmd("HSCAN");
         let from = page.unwrap_or_else(|| Bytes::from_static(b"0"));
