@@ -266,7 +266,8 @@ impl From {
     /// The load as one that ends a flight.
     pub(crate) fn job(self, shared: &Arc<Shared>, ticket: Ticket) -> BoxFuture<'static, ()> {
         // A key that turns hot meanwhile has its value cached by the next load.
-        let cached = shared.is_hot(ticket.hash(), ticket.key());
+        // A value that may be frozen must know its expiry too.
+        let cached = shared.is_hot(ticket.hash(), ticket.key()) || shared.shed.frozen.is_some();
         let load = self.load(shared, ticket.key().clone(), cached);
         call::job(ticket, load)
     }

@@ -11,9 +11,8 @@ use crate::engine::data::bulkhead::{self, Entry, WaitId};
 use crate::error::{Error, ErrorKind, Result, Retry};
 use crate::key::Key;
 use crate::runtime::{BoxFuture, Runtime};
-use crate::store::{Capability, DynStore, End, Ended, Holds, Once, Stored, Take, Version};
+use crate::store::DynStore;
 use crate::sync::Mutex;
-use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -33,7 +32,7 @@ const REFUSED_FOR: Duration = Duration::from_millis(50);
 
 /// See the module's description.
 pub(crate) struct Guard {
-    store: Arc<dyn DynStore>,
+    pub(super) store: Arc<dyn DynStore>,
     runtime: Arc<dyn Runtime>,
     retries: Option<Retries>,
     bulkhead: Option<Bulkhead>,
@@ -64,9 +63,12 @@ type Item = (usize, At, Key);
 type Many<T> =
     Arc<dyn Fn(Arc<dyn DynStore>, Vec<Key>) -> BoxFuture<'static, Vec<Result<T>>> + Send + Sync>;
 
+/// A call for some keys of a batch, under way.
+type Round<T> = BoxFuture<'static, Vec<(Item, Result<T>)>>;
+
 /// Whether heatsink itself may repeat a call that was not applied.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Repeat {
+pub(super) enum Repeat {
     Yes,
     /// Never an `add`; whether its caller should is drawn from the same budget.
     No,
@@ -205,7 +207,7 @@ impl Guard {
         }
     }
 
-    fn call<T: Send + 'static>(
+    pub(super) fn call<T: Send + 'static>(
         self: Arc<Self>,
         key: &[u8],
         repeat: Repeat,
@@ -228,7 +230,7 @@ impl Guard {
     }
 
     /// Like [`call`](Guard::call), with a result per key.
-    fn call_many<T: Send + 'static>(
+    pub(super) fn call_many<T: Send + 'static>(
         self: Arc<Self>,
         keys: Vec<Key>,
         op: Many<T>,
@@ -308,7 +310,7 @@ impl Guard {
             by_door.entry(item.1).or_default().push(item);
         }
         let (mut done, mut now, mut permits) = (Vec::new(), Vec::new(), Vec::new());
-        let mut calls: Vec<BoxFuture<'static, Vec<(Item, Result<T>)>>> = Vec::new();
+        let mut calls: Vec<Round<T>> = Vec::new();
         for (at, items) in by_door {
             match self.enter(at) {
                 Entered::Inside(permit) => {
@@ -475,119 +477,6 @@ impl Drop for Waiting {
         if !self.ended && !self.give_up() {
             self.guard.leave(self.at);
         }
-    }
-}
-
-impl DynStore for Guard {
-    fn get(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Option<Stored>>> {
-        self.call(&key.clone(), Repeat::Yes, move |store| store.get(key.clone()))
-    }
-
-    fn get_many(
-        self: Arc<Self>,
-        keys: Vec<Key>,
-    ) -> BoxFuture<'static, Vec<Result<Option<Stored>>>> {
-        self.call_many(keys, Arc::new(|store, keys| store.get_many(keys)))
-    }
-
-    fn put(
-        self: Arc<Self>,
-        key: Key,
-        value: Bytes,
-        ttl: Option<Duration>,
-    ) -> BoxFuture<'static, Result<()>> {
-        let op = move |store: Arc<dyn DynStore>, key: Key| store.put(key, value.clone(), ttl);
-        self.call(&key.clone(), Repeat::Yes, move |store| op(store, key.clone()))
-    }
-
-    fn delete_many(self: Arc<Self>, keys: Vec<Key>) -> BoxFuture<'static, Vec<Result<bool>>> {
-        self.call_many(keys, Arc::new(|store, keys| store.delete_many(keys)))
-    }
-
-    fn capability(&self) -> Capability {
-        self.store.capability()
-    }
-
-    fn add(self: Arc<Self>, key: Key, amount: i64) -> BoxFuture<'static, Result<i64>> {
-        self.call(&key.clone(), Repeat::No, move |store| store.add(key.clone(), amount))
-    }
-
-    fn compare_and_set(
-        self: Arc<Self>,
-        key: Key,
-        expected: Option<Bytes>,
-        value: Bytes,
-        ttl: Option<Duration>,
-    ) -> BoxFuture<'static, Result<bool>> {
-        self.call(&key.clone(), Repeat::Yes, move |store| {
-            store.compare_and_set(key.clone(), expected.clone(), value.clone(), ttl)
-        })
-    }
-
-    fn put_if_newer(
-        self: Arc<Self>,
-        key: Key,
-        version: Version,
-        value: Bytes,
-        ttl: Option<Duration>,
-    ) -> BoxFuture<'static, Result<bool>> {
-        self.call(&key.clone(), Repeat::Yes, move |store| {
-            store.put_if_newer(key.clone(), version, value.clone(), ttl)
-        })
-    }
-
-    fn claim_lane(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Stored>> {
-        self.call(&key.clone(), Repeat::Yes, move |store| store.claim_lane(key.clone()))
-    }
-
-    fn get_uncached(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Option<Stored>>> {
-        self.call(&key.clone(), Repeat::Yes, move |store| store.get_uncached(key.clone()))
-    }
-
-    fn add_once(
-        self: Arc<Self>,
-        key: Key,
-        id: Key,
-        amount: i64,
-    ) -> BoxFuture<'static, Result<Once>> {
-        self.call(&key.clone(), Repeat::Yes, move |store| {
-            store.add_once(key.clone(), id.clone(), amount)
-        })
-    }
-
-    fn poison_once(self: Arc<Self>, key: Key, id: Key) -> BoxFuture<'static, Result<Once>> {
-        self.call(&key.clone(), Repeat::Yes, move |store| {
-            store.poison_once(key.clone(), id.clone())
-        })
-    }
-
-    fn take(self: Arc<Self>, key: Key, amount: u64, hold: Key) -> BoxFuture<'static, Result<Take>> {
-        self.call(&key.clone(), Repeat::Yes, move |store| {
-            store.take(key.clone(), amount, hold.clone())
-        })
-    }
-
-    fn end_hold(
-        self: Arc<Self>,
-        key: Key,
-        hold: Key,
-        end: End,
-    ) -> BoxFuture<'static, Result<Ended>> {
-        self.call(&key.clone(), Repeat::Yes, move |store| {
-            store.end_hold(key.clone(), hold.clone(), end)
-        })
-    }
-
-    fn holds(self: Arc<Self>, key: Key, page: Option<Bytes>) -> BoxFuture<'static, Result<Holds>> {
-        self.call(&key.clone(), Repeat::Yes, move |store| store.holds(key.clone(), page.clone()))
-    }
-
-    fn shard_of(&self, key: &[u8]) -> Option<u32> {
-        self.store.shard_of(key)
-    }
-
-    fn max_in_flight_time(&self) -> Duration {
-        self.store.max_in_flight_time()
     }
 }
 

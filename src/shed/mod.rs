@@ -13,6 +13,7 @@
 
 mod frozen;
 pub(crate) mod guard;
+mod guarded;
 pub(crate) mod limit;
 pub(crate) mod options;
 
@@ -21,7 +22,6 @@ use crate::config::Options;
 use crate::counter::Sum;
 use crate::engine::control::steering::Steering;
 use crate::engine::data::admit::{self, Ask, Budget, Refused, Set};
-use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Result, Retry};
 use crate::heatsink::Heatsink;
 use crate::key::Key;
@@ -152,8 +152,7 @@ impl Admit {
     fn check(&self, clock: &Clock, (id, key): (u64, &[u8]), tenant: Option<u64>) -> Result<()> {
         let by_key = self.options.key.as_ref().filter(|_| self.applies(id));
         let by_tenant = self.options.tenant.as_ref().zip(tenant);
-        let now = if self.precise { clock.precise() } else { clock.now() };
-        let refused = match self.charge(now, by_key.map(|b| (b, id)), by_tenant) {
+        let refused = match self.charge(clock, by_key.map(|b| (b, id)), by_tenant) {
             Ok(()) => return Ok(()),
             Err(refused) => refused,
         };
@@ -175,7 +174,7 @@ impl Admit {
     #[inline]
     fn charge(
         &self,
-        now: Tick,
+        clock: &Clock,
         key: Option<(&Budget, u64)>,
         tenant: Option<(&Budget, u64)>,
     ) -> Result<(), Refused> {
@@ -183,6 +182,8 @@ impl Admit {
         let mut of_tenant = tenant.map(|(_, id)| self.tenants.set(id).lock());
         let key = key.zip(of_key.as_deref_mut());
         let tenant = tenant.zip(of_tenant.as_deref_mut());
+        // Not before: a thread that is put aside in between would be held to an old time.
+        let now = if self.precise { clock.precise() } else { clock.now() };
         let ask = |((budget, id), set)| Ask { set, id, budget };
         admit::admit(now, 1, key.map(ask), tenant.map(ask))
     }

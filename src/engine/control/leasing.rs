@@ -320,10 +320,9 @@ impl Lessee {
             return None;
         }
         let wanted = self.wanted(now);
-        // Never longer than one bucket takes, also where somebody has written other terms.
+        let full_at = record.full_at_ns.max(now_ns);
         let empty = now_ns.saturating_add(self.terms.span_of(self.terms.burst));
-        let full_at = record.full_at_ns.clamp(now_ns, empty);
-        let room = empty - full_at;
+        let room = empty.saturating_sub(full_at);
         let tokens = wanted.min(room / self.terms.interval_ns);
         self.pace(tokens >= wanted, wanted);
         if tokens == 0 {
@@ -378,8 +377,11 @@ impl Lessee {
     fn is_sound(&self, r: &Record) -> bool {
         const MOST: u64 = 1 << 62;
         let regressed = self.seen.is_some_and(|(nonce, v)| nonce == r.nonce && r.version < v);
+        let lease = nanos(self.terms.lease);
         let opens_in = r.opens_at_ns.saturating_sub(r.now_ns);
-        !regressed && r.version < MOST && r.now_ns < MOST && opens_in <= nanos(self.terms.lease)
+        let full_in = r.full_at_ns.saturating_sub(r.now_ns);
+        let waits = opens_in <= lease && full_in <= lease.max(self.terms.span_of(self.terms.burst));
+        !regressed && r.version < MOST && r.now_ns < MOST && waits
     }
 
     /// A record that starts empty, closed for one lease.
