@@ -230,7 +230,7 @@ async fn buyer(rt: SimRuntime, shoes: Stock, room: WaitingRoom, sale: Arc<Sale>,
 }
 
 fn show(name: &str, o: &Outcome) {
-    let out = o.sold_out_after.map_or("never".into(), |t| format!("{} ms", t.as_millis()));
+    let out = o.sold_out_after.map_or_else(|| "never".into(), |t| format!("{} ms", t.as_millis()));
     println!(
         "{name:<9} {:>6} {:>9} {:>10} {:>9.1?} {:>9.1?} {:>9} {:>9} {:>9} {:>7}",
         o.sold,

@@ -1,9 +1,9 @@
 //! What a feed is for: the traffic that it reports, and what obeys the list.
 
-use crate::explain::Explanation;
 use crate::engine::control::fleet::FleetList;
 use crate::engine::control::merge::Report;
 use crate::engine::time::Tick;
+use crate::explain::Explanation;
 use crate::runtime::Clock;
 use crate::shared::Shared;
 use std::sync::{Arc, Weak};

@@ -218,7 +218,7 @@ impl Aggregator {
         from: From,
         report: Report,
     ) -> Result<(), NotCounted> {
-        self.due.get_or_insert(now.after(self.options.window));
+        self.due.get_or_insert_with(|| now.after(self.options.window));
         if let Some(known) = self.reporters.get(&from.process) {
             let new = (from.incarnation, from.window);
             if new == (known.incarnation, known.window) {

@@ -121,11 +121,12 @@ impl<W> Room<W> {
         let from = self.at(self.oldest);
         let before = |n: usize| self.sum(n);
         // Those from the oldest on, around the ring.
+        let all_around = |past: usize| self.waiting - past;
         Some(if from <= at {
             before(at) - before(from)
         } else {
-            self.waiting - (before(from) - before(at))
-        } as usize)
+            all_around(before(from) - before(at))
+        })
     }
 
     /// How long somebody with so many before it will wait, at least.
@@ -189,6 +190,8 @@ impl<W> Room<W> {
 
     /// The first that waits. Those before it were let in or have left: none is looked at twice.
     fn front(&mut self) -> Option<u64> {
+        // A place before the oldest ticket belongs to a newer one by now.
+        self.first = self.first.max(self.oldest);
         while self.first < self.next {
             if matches!(self.places[self.at(self.first)], Place::Waiting(_)) {
                 return Some(self.first);
