@@ -101,6 +101,7 @@ pub struct Steering {
     /// Both only where a feed was asked for.
     reporter: Option<Box<Reporter>>,
     fed: Option<Box<Fed>>,
+    has_feed: bool,
     found: BTreeMap<Id, Found>,
     flips: BTreeMap<u64, u32>,
     counts: Counts,
@@ -119,6 +120,7 @@ impl Steering {
             options,
             reporter: None,
             fed: None,
+            has_feed: false,
             shards: Shards::default(),
             found: BTreeMap::new(),
             flips: BTreeMap::new(),
@@ -217,14 +219,20 @@ impl Steering {
         self.detector.report(entries_max)
     }
 
+    /// A feed begins; false when there is one already.
+    pub fn begin_feed(&mut self) -> bool {
+        !std::mem::replace(&mut self.has_feed, true)
+    }
+
+    /// The feed has ended, and what it brought with it.
+    pub fn end_feed(&mut self, now: Tick) {
+        (self.has_feed, self.reporter) = (false, None);
+        self.obey(now, None, |_| 0);
+    }
+
     /// Counts for reports from now on.
     pub fn start_reports(&mut self, now: Tick, seed: u64) {
         self.reporter.get_or_insert_with(|| Box::new(Reporter::new(now, seed)));
-    }
-
-    /// Counts for reports no more.
-    pub fn stop_reports(&mut self) {
-        self.reporter = None;
     }
 
     /// What was counted since the last report; see [`Reporter::take`].

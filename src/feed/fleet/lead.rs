@@ -247,12 +247,9 @@ impl Lead {
         let transport = member.fleet.transport.clone();
         let (old, new) = (self.lease.clone(), next.clone());
         let set = transport.compare_and_set(slot.clone(), Some(old), new, KEPT);
-        match member.call(set).await {
-            Ok(true) => {
-                (self.lease, self.proven) = (next, member.clock.now());
-                return Some(true);
-            }
-            Ok(false) | Err(_) => {}
+        if let Ok(true) = member.call(set).await {
+            (self.lease, self.proven) = (next, member.clock.now());
+            return Some(true);
         }
         // What is there decides: the outcome may have been unknown, now or the last time.
         let got = async { transport.get_many(vec![slot]).await.pop().unwrap_or(Ok(None)) };
