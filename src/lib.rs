@@ -4,6 +4,9 @@
 //!
 //! - [`Heatsink`]: the handle a service calls; [`blocking`] for plain threads, [`Typed`] for types.
 //! - [`Counter`], [`Buffered`]: adds that combine; [`Adds`]: their options.
+//! - [`Stock`]: units that are sold once each.
+//! - [`Admission`], [`Retries`], [`Bulkhead`]: shedding what is left; off unless asked for.
+//! - [`Limiter`]: a limit that many processes share.
 //! - [`store`]: what heatsink needs from a store, and the embedded one.
 //! - [`HotList`]: who is hot; [`Control`]: pins, denials, schedules, [`Explanation`]; [`Stats`]:
 //!   plain numbers.
@@ -43,6 +46,7 @@ mod counter;
 mod driver;
 pub mod engine;
 mod error;
+mod explain;
 #[cfg(feature = "feed")]
 pub mod feed;
 mod flusher;
@@ -56,7 +60,9 @@ mod read;
 pub mod runtime;
 mod sample;
 mod shared;
+mod shed;
 mod stats;
+mod stock;
 pub mod store;
 mod sync;
 #[cfg(feature = "testing")]
@@ -72,18 +78,27 @@ pub use adds::Mutant;
 pub use adds::{AddStats, Adds, AtCap};
 pub use buffered::Buffered;
 pub use config::{Builder, Detect, Loads, NearCache};
-pub use control::{CachedValue, Control, Explanation, Schedule};
+pub use control::{Control, Schedule};
 pub use counter::{Approximate, Counter, Estimate, GrowOnly, Sum};
 pub use engine::control::hotlist::{HotKey, HotList, Rule};
+pub use engine::control::leasing::Without;
 pub use engine::control::treat::{Ceiling, Treatment};
+pub use engine::data::admit::Budget;
 pub use engine::data::approx::rounded;
 pub use error::{Error, ErrorKind, Outcome, Result, Retry};
+pub use explain::{CachedValue, Explanation};
 pub use heatsink::Heatsink;
 pub use hotlist::HotListChanges;
 pub use key::Key;
 pub use lanes::Parts;
 pub use read::{IntoStored, Loadable, Read};
+pub use shed::ShedStats;
+pub use shed::limit::{Limit, Limiter};
+pub use shed::options::{Admission, Bulkhead, Retries};
 pub use stats::Stats;
+pub use stock::{
+    Accounts, Fate, Held, OpenHold, Reconciler, Stock, Taken, WaitingRoom, WaitingTicket,
+};
 pub use store::{Capability, Store};
 #[cfg(feature = "json")]
 pub use typed::Json;

@@ -1,6 +1,6 @@
 //! What a feed is for: the traffic that it reports, and what obeys the list.
 
-use crate::control::Explanation;
+use crate::explain::Explanation;
 use crate::engine::control::fleet::FleetList;
 use crate::engine::control::merge::Report;
 use crate::engine::control::steering::Steering;

@@ -11,9 +11,12 @@
 mod adds;
 mod failover;
 mod faults;
+mod flushes;
 mod load;
 mod moves;
 mod node;
 mod proxy;
 #[path = "../../examples/servers/mod.rs"]
 mod servers;
+#[cfg(feature = "redis-tls")]
+mod tls;

@@ -17,7 +17,9 @@
 //! - [`reporter`], [`aggregate`], [`fleet`], [`follow`], [`fed`]: the hot list of many processes:
 //!   what each reports, what all decide together, how it travels, how it is taken up and obeyed.
 //! - [`lanes`]: one writer's absolute total of a counter, and what of it is stored.
+//! - [`leasing`]: a limit that many processes share.
 //! - [`roster`]: who holds which lane.
+//! - [`stock`]: units in buckets, and the work that moves them.
 
 pub mod aggregate;
 pub mod detect;
@@ -28,6 +30,7 @@ pub mod hotlist;
 pub mod hysteresis;
 mod index;
 pub mod lanes;
+pub mod leasing;
 pub mod merge;
 pub mod operator;
 pub mod reporter;
@@ -36,6 +39,7 @@ pub mod sampling;
 pub mod shards;
 pub mod sketch;
 pub mod steering;
+pub mod stock;
 pub mod treat;
 pub mod verdict;
 pub mod watch;

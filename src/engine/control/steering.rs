@@ -276,6 +276,12 @@ impl Steering {
         own.into_iter().take(self.options.keys_max).cloned().collect()
     }
 
+    /// The keys that stand on the list, whatever is done about them; some may come twice.
+    pub fn listed(&self) -> impl Iterator<Item = &Key> {
+        let named = self.operator.treated().map(|(key, _)| key);
+        named.chain(self.found.values().map(|f| &f.key))
+    }
+
     /// By whose word `key` is treated, or not.
     #[must_use]
     pub fn rule(&self, key: &Key, hash: u64) -> Rule {
