@@ -1,11 +1,11 @@
 //! What a feed is for: the traffic that it reports, and what obeys the list.
 
-use crate::explain::Explanation;
 use crate::engine::control::fleet::FleetList;
 use crate::engine::control::merge::Report;
 use crate::engine::control::steering::Steering;
 use crate::engine::time::Tick;
 use crate::error::{Error, Result};
+use crate::explain::Explanation;
 use crate::runtime::Clock;
 use crate::shared::Shared;
 use std::sync::atomic::{AtomicBool, Ordering};
