@@ -34,6 +34,8 @@ pub(crate) trait Local: Send + Sync + 'static {
 pub(crate) struct Handle {
     shared: Weak<Shared>,
     clock: Clock,
+    /// Which feed of the handle's.
+    feed: u64,
     report: bool,
     obey: bool,
     released: AtomicBool,
@@ -45,15 +47,15 @@ impl Handle {
     pub(crate) fn new(shared: &Arc<Shared>, report: bool, obey: bool) -> Result<Handle> {
         let clock = shared.clock.clone();
         let mut steering = shared.steering.lock();
-        if !steering.begin_feed() {
+        let Some(feed) = steering.begin_feed() else {
             let text = "this handle has a feed already; serve_feed_with takes a fleet too";
             return Err(Error::config(text));
-        }
+        };
         if report {
             steering.start_reports(clock.now(), shared.roll());
         }
         let (shared, released) = (Arc::downgrade(shared), AtomicBool::new(false));
-        Ok(Handle { shared, clock, report, obey, released })
+        Ok(Handle { shared, clock, feed, report, obey, released })
     }
 
     /// The instance, until the feed has ended.
@@ -80,7 +82,7 @@ impl Local for Handle {
 
     fn apply(&self, list: Option<&Arc<FleetList>>) {
         if let Some(shared) = self.shared().filter(|_| self.obey) {
-            shared.obey(list.map(|l| &**l));
+            shared.obey(self.feed, list.map(|l| &**l));
         }
     }
 
@@ -98,7 +100,7 @@ impl Local for Handle {
             return;
         }
         if let Some(shared) = self.shared.upgrade() {
-            shared.steer(|steering, now| steering.end_feed(now));
+            shared.steer(|steering, now| steering.end_feed(now, self.feed));
         }
     }
 }
@@ -111,8 +113,8 @@ impl Drop for Handle {
 
 impl Shared {
     /// Obeys `list`, or none. In force when this returns.
-    fn obey(&self, list: Option<&FleetList>) {
-        self.steer(|steering, now| steering.obey(now, list, |key| self.hash(key)));
+    fn obey(&self, feed: u64, list: Option<&FleetList>) {
+        self.steer(|steering, now| steering.obey(now, feed, list, |key| self.hash(key)));
     }
 
     fn steer(&self, change: impl FnOnce(&mut Steering, Tick)) {
