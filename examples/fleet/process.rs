@@ -55,8 +55,13 @@ async fn serve(
             tokio::time::sleep(Duration::from_secs(1) / rate.clamp(20, 1_000) as u32).await;
         }
     });
-    let (mut treats, mut leads) = (false, false);
+    let (mut treats, mut leads, mut failed) = (false, false, 0);
     loop {
+        let errors = member.stats().transport_errors;
+        if errors > failed {
+            println!("a call to Redis failed");
+            failed = errors + 1_000;
+        }
         let now = (hs.control().treated().contains(&Key::from(KEY)), member.stats().leads);
         if now.0 != treats {
             println!("{}", if now.0 { "treats the key" } else { "treats it no more" });

@@ -30,7 +30,8 @@
 //! The directory is the boundary: of mode 0700, owned by this process's user, no symbolic link, and
 //! never a default. Each side asks the kernel for the other's user. What is inside is input all the
 //! same: [`Caps`] hold on the receiver's side, one reporter cannot make a key hot for the others
-//! where there are three, and whatever is refused is counted in [`FeedStats`].
+//! where there are three, and whatever is refused is counted in [`FeedStats`]. In a fleet the boundary
+//! is the store's: whoever may write below the fleet's prefix may speak for any of its processes.
 
 mod admin;
 mod dir;
@@ -86,7 +87,8 @@ impl Heatsink {
     /// hot. Store operations: 0.
     ///
     /// # Errors
-    /// [`Config`](crate::ErrorKind::Config) when the directory cannot be trusted.
+    /// [`Config`](crate::ErrorKind::Config) when the directory cannot be trusted, or when this handle
+    /// has a feed already.
     ///
     /// # Example
     /// ```
@@ -117,7 +119,7 @@ impl Heatsink {
         options.check()?;
         fleet.as_ref().map_or(Ok(()), Fleet::check)?;
         let dir = Dir::make(dir.as_ref(), &options.allowed)?;
-        let local = Arc::new(Handle::new(self.shared(), options.report, options.obey));
+        let local = Arc::new(Handle::new(self.shared(), options.report, options.obey)?);
         Feed::start(local, dir, options, fleet, self.shared().roll(), false)
     }
 }
@@ -166,6 +168,7 @@ impl Feed {
             });
             // Without a feed, a process goes by its own detection.
             running.stop();
+            running.local.release();
         });
         Ok(Feed { node, stop: Some(stop), thread: Some(thread.map_err(failed)?) })
     }
@@ -350,4 +353,6 @@ impl Local for Outside {
     fn alive(&self) -> bool {
         true
     }
+
+    fn release(&self) {}
 }

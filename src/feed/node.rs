@@ -162,7 +162,7 @@ impl Node {
         to: &mut OwnedWriteHalf,
     ) -> io::Result<()> {
         let clock = self.local.clock();
-        let from = clock.precise();
+        let from = clock.worked();
         let message = match wire::read(line) {
             Ok(message) => message,
             Err(refusal) => {
@@ -178,7 +178,7 @@ impl Node {
                 let answer = match self.take_up(list) {
                     Ok(new) => {
                         if new {
-                            let took = nanos(clock.precise().since(from));
+                            let took = nanos(clock.worked().since(from));
                             self.counters.applied_ns.store(took, Ordering::Relaxed);
                         }
                         let (incarnation, version) = (edition.incarnation, edition.version);

@@ -24,7 +24,8 @@ pub struct FeedStats {
     /// From the sending of a report to the list that it was part of, as measured with the canary;
     /// on two machines as exact as their wall clocks.
     pub delay: Duration,
-    /// From the last byte of the list that was applied last to its being in force.
+    /// What the feed's thread worked from the last byte of the list that was applied last to its
+    /// being in force. The request path waits for none of it.
     pub applied_in: Duration,
     /// Followers that were refused: of another user, or too many.
     pub peers_refused: u64,

@@ -70,6 +70,16 @@ impl Clock {
         }
     }
 
+    /// What this thread has worked so far; of a manual clock, nothing.
+    #[cfg(feature = "feed")]
+    #[must_use]
+    pub(crate) fn worked(&self) -> Tick {
+        match &self.0 {
+            Source::Coarse => read(ClockId::ThreadCPUTime),
+            Source::Manual(_) => Tick::ZERO,
+        }
+    }
+
     /// Milliseconds since 1970, as far as the machine knows; of a manual clock, since its origin.
     /// For what other machines are to compare; never for measuring.
     #[cfg(feature = "feed")]

@@ -325,7 +325,6 @@ fn the_largest_list_is_applied_in_ten_milliseconds_and_no_request_notices() {
         "4,096 entries applied in {median:?} (worst {worst:?}); p99 of a read {quiet:?} quiet, {busy:?} while they are swapped"
     );
     assert_eq!(hs.control().treated().len(), 4_097);
-    // The machine may be busy with other tests: the fastest third shows what it takes.
-    assert!(took[took.len() / 3] <= Duration::from_millis(10), "{took:?}");
+    assert!(median <= Duration::from_millis(10), "{took:?}");
     assert!(busy <= 3 * quiet + Duration::from_micros(2), "{quiet:?} {busy:?}");
 }

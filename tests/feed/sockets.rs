@@ -208,6 +208,21 @@ fn a_script_of_thirty_lines_follows_the_list() {
 }
 
 #[test]
+fn a_handle_has_one_feed_and_may_have_another_after_it() {
+    let dir = Dir::new();
+    let store = MemoryStore::new(1);
+    let hs = Heatsink::new(store.clone()).unwrap();
+    let first = hs.serve_feed(&dir.0).unwrap();
+    let fleet = || feed::Fleet::over(store.clone()).unwrap();
+    let told = hs.join_fleet(fleet()).unwrap_err().to_string();
+    assert!(told.contains("has a feed already"), "{told}");
+    drop(first);
+    drop(hs.join_fleet(fleet()).unwrap());
+    drop(hs.join_fleet(fleet()).unwrap());
+    let _again = hs.serve_feed_with(&dir.0, Options::new(), Some(fleet())).unwrap();
+}
+
+#[test]
 fn idle_siblings_send_and_hear_less_than_a_kibibyte_a_second() {
     let dir = Dir::new();
     let idle = || {

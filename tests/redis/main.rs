@@ -11,6 +11,8 @@
 mod adds;
 mod failover;
 mod faults;
+#[cfg(feature = "feed")]
+mod fleet;
 mod flushes;
 mod load;
 mod moves;

@@ -161,21 +161,28 @@ fn run() -> Result<(), Stop> {
             drop(Operator::connect(dir()?)?);
             watch(feed::follow(dir()?)?, call.json)?;
         }
-        "explain" => done(&Operator::connect(dir()?)?.explain(what()?)?.join("\n"))?,
+        "explain" => {
+            let key = what()?;
+            done(&Operator::connect(dir()?)?.explain(key)?.join("\n"))?;
+        }
         "pin" => {
-            Operator::connect(dir()?)?.pin(what()?)?;
+            let key = what()?;
+            Operator::connect(dir()?)?.pin(key)?;
             done("pinned")?;
         }
         "deny" => {
-            Operator::connect(dir()?)?.deny(what()?)?;
+            let key = what()?;
+            Operator::connect(dir()?)?.deny(key)?;
             done("denied")?;
         }
         "unpin" => {
-            let was = Operator::connect(dir()?)?.unpin(what()?)?;
+            let key = what()?;
+            let was = Operator::connect(dir()?)?.unpin(key)?;
             done(if was { "unpinned" } else { "was not pinned" })?;
         }
         "allow" => {
-            let was = Operator::connect(dir()?)?.allow(what()?)?;
+            let key = what()?;
+            let was = Operator::connect(dir()?)?.allow(key)?;
             done(if was { "allowed" } else { "was not denied" })?;
         }
         "" => return Err(Stop::Usage("a command is needed; see --help".into())),

@@ -7,7 +7,7 @@
 //!   there are three or more.
 //! - **Time and units**: [`Tick`]; rates per second; counts within [`Options::window`].
 //! - **Bounds**: [`Options::limits`] (reports, keys, keys in one report), [`Options::entries_max`]
-//!   hot keys, as many pins and denials, [`HISTORY_MAX`] decisions.
+//!   hot keys, as many pins and denials, [`Options::named_max`], [`HISTORY_MAX`] decisions.
 //! - **Source**: verdicts as in [`super::hysteresis`]. A key that one process alone asks for is
 //!   that process's business: it finds it by itself. So no report weighs more than half of the
 //!   threshold, and a false one cannot make a key hot.
@@ -49,6 +49,9 @@ pub struct Options {
     pub reporter_ttl: Duration,
     /// Hot keys, pins, and denials, each. Default: 4,096.
     pub entries_max: usize,
+    /// Named keys of all reports together, each as often as it is named. Default: 524,288, about
+    /// 60 MiB.
+    pub named_max: usize,
     /// What a merge accepts. Default: 4,096 reports of at most 1,024 keys, 65,536 keys in all.
     pub limits: Limits,
     /// The lines between treatments.
@@ -65,6 +68,7 @@ impl Default for Options {
             window: Duration::from_secs(1),
             reporter_ttl: Duration::from_secs(5),
             entries_max: 4_096,
+            named_max: 524_288,
             limits: Limits { entries_max: 1_024, ..Limits::default() },
             treat: treat::Options::default(),
         }
@@ -157,6 +161,7 @@ pub struct Aggregator {
     options: Options,
     merge: Merge,
     reporters: BTreeMap<u64, Reporter>,
+    named: usize,
     hot: BTreeMap<Key, Hot>,
     pins: BTreeMap<Key, Tick>,
     denied: BTreeSet<Key>,
@@ -176,6 +181,7 @@ impl Aggregator {
             merge: Merge::new(options.window, limits),
             options,
             reporters: BTreeMap::new(),
+            named: 0,
             hot: BTreeMap::new(),
             pins: BTreeMap::new(),
             denied: BTreeSet::new(),
@@ -231,7 +237,11 @@ impl Aggregator {
             }
             self.merge.remove(&known.report);
         }
-        if let Err(refused) = self.merge.add(&report) {
+        let replaced = self.reporters.get(&from.process).map_or(0, |r| r.report.entries.len());
+        let named = self.named - replaced + report.entries.len();
+        let room = named <= self.options.named_max;
+        let added = if room { self.merge.add(&report) } else { Err(Refused::Full) };
+        if let Err(refused) = added {
             if let Some(known) = self.reporters.get(&from.process) {
                 // What was there a moment ago fits again.
                 let _ = self.merge.add(&known.report);
@@ -239,6 +249,7 @@ impl Aggregator {
             self.counts.refused += 1;
             return Err(NotCounted::Refused(refused));
         }
+        self.named = named;
         self.counts.merged += 1;
         let keys: Vec<ReportKey> = report.entries.iter().map(|e| e.key.clone()).collect();
         let From { process, incarnation, window } = from;
@@ -255,6 +266,7 @@ impl Aggregator {
     /// A reporter is gone, and what it reported with it.
     pub fn forget(&mut self, process: u64) {
         if let Some(gone) = self.reporters.remove(&process) {
+            self.named -= gone.report.entries.len();
             self.merge.remove(&gone.report);
         }
     }
@@ -450,8 +462,8 @@ impl Aggregator {
             .map(|(process, _)| *process)
             .collect();
         for process in silent {
-            if let Some(gone) = self.reporters.remove(&process) {
-                self.merge.remove(&gone.report);
+            if self.reporters.contains_key(&process) {
+                self.forget(process);
                 self.counts.aged_out += 1;
             }
         }
@@ -613,7 +625,8 @@ mod tests {
 
     #[test]
     fn a_flood_of_distinct_keys_from_one_reporter_stays_within_its_bounds() {
-        let mut group = group(100.0);
+        let options = Options { promote_per_sec: 100.0, named_max: 80, ..Options::default() };
+        let mut group = Aggregator::new(options);
         for window in 0..2_000_u64 {
             let names: Vec<String> = (0..64).map(|i| format!("{window}:{i}")).collect();
             let rates: Vec<_> = names.iter().map(|n| (n.as_str(), 1_000_000)).collect();
@@ -622,6 +635,12 @@ mod tests {
                 group.handle_report(at(window), from(p, window), report(&[("a", 80)])).unwrap();
             }
         }
+        let full = group.handle_report(at(2_000), from(9, 1), report(&[("b", 1)]));
+        assert_eq!(full, Ok(()));
+        let more: Vec<String> = (0..16).map(|i| format!("more:{i}")).collect();
+        let more: Vec<_> = more.iter().map(|n| (n.as_str(), 1)).collect();
+        let full = group.handle_report(at(2_000), from(10, 1), report(&more));
+        assert_eq!(full, Err(NotCounted::Refused(Refused::Full)));
         // The first reports stood alone.
         assert!(group.merge.ranked().len() <= 65 && keys(&group).len() <= 65);
         assert!(keys(&group).contains(&"a".to_string()));

@@ -101,6 +101,8 @@ pub struct Steering {
     /// Both only where a feed was asked for.
     reporter: Option<Box<Reporter>>,
     fed: Option<Box<Fed>>,
+    has_feed: bool,
+    feeds: u64,
     found: BTreeMap<Id, Found>,
     flips: BTreeMap<u64, u32>,
     counts: Counts,
@@ -119,6 +121,8 @@ impl Steering {
             options,
             reporter: None,
             fed: None,
+            has_feed: false,
+            feeds: 0,
             shards: Shards::default(),
             found: BTreeMap::new(),
             flips: BTreeMap::new(),
@@ -217,14 +221,26 @@ impl Steering {
         self.detector.report(entries_max)
     }
 
+    /// A feed begins; its number, or `None` when there is one already.
+    pub fn begin_feed(&mut self) -> Option<u64> {
+        if self.has_feed {
+            return None;
+        }
+        (self.has_feed, self.feeds) = (true, self.feeds + 1);
+        Some(self.feeds)
+    }
+
+    /// The feed has ended, and what it brought with it.
+    pub fn end_feed(&mut self, now: Tick, feed: u64) {
+        self.obey(now, feed, None, |_| 0);
+        if feed == self.feeds {
+            (self.has_feed, self.reporter) = (false, None);
+        }
+    }
+
     /// Counts for reports from now on.
     pub fn start_reports(&mut self, now: Tick, seed: u64) {
         self.reporter.get_or_insert_with(|| Box::new(Reporter::new(now, seed)));
-    }
-
-    /// Counts for reports no more.
-    pub fn stop_reports(&mut self) {
-        self.reporter = None;
     }
 
     /// What was counted since the last report; see [`Reporter::take`].
@@ -232,12 +248,19 @@ impl Steering {
         self.reporter.as_mut()?.take(now, floor_per_sec, reporter::ENTRIES_MAX)
     }
 
-    /// Obeys `list` from now on, or no list at all. `hash` hashes keys as samples are.
-    pub fn obey(&mut self, now: Tick, list: Option<&FleetList>, hash: impl Fn(&Key) -> u64) {
-        let had = self.fed.take();
-        if had.is_none() && list.is_none() {
+    /// Obeys `list` from now on, or no list at all. `hash` hashes keys as samples are. What a feed
+    /// says that has ended is not heard.
+    pub fn obey(
+        &mut self,
+        now: Tick,
+        feed: u64,
+        list: Option<&FleetList>,
+        hash: impl Fn(&Key) -> u64,
+    ) {
+        if !self.has_feed || feed != self.feeds || (self.fed.is_none() && list.is_none()) {
             return;
         }
+        let had = self.fed.take();
         self.fed = list.map(|list| Box::new(had.unwrap_or_default().next(now, list, hash)));
         self.touch();
     }

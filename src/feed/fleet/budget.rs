@@ -6,7 +6,7 @@
 use super::*;
 use crate::engine::control::merge::{ReportEntry, ReportKey};
 use crate::runtime::BoxFuture;
-use crate::store::{MemoryStore, Subscription};
+use crate::store::{Delivery, MemoryStore, Subscription};
 use crate::testing::SimRuntime;
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -15,7 +15,24 @@ use std::collections::BTreeMap;
 struct Counting {
     through: ThroughStore<MemoryStore>,
     counts: Arc<Mutex<BTreeMap<Key, (u64, u64)>>>,
-    subscribers: Mutex<BTreeMap<Key, u64>>,
+    subscribers: Arc<Mutex<BTreeMap<Key, u64>>>,
+}
+
+/// A subscription that is counted for as long as it lives.
+struct Counted(Box<dyn Subscription>, Key, Arc<Mutex<BTreeMap<Key, u64>>>);
+
+impl Subscription for Counted {
+    fn next(&mut self) -> BoxFuture<'_, Option<Delivery>> {
+        self.0.next()
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if let Some(n) = self.2.lock().get_mut(&self.1) {
+            *n -= 1;
+        }
+    }
 }
 
 impl Counting {
@@ -55,8 +72,12 @@ impl Transport for Counting {
     }
 
     fn subscribe(&self, channel: Key) -> BoxFuture<'_, Result<Box<dyn Subscription>>> {
-        *self.subscribers.lock().entry(channel.clone()).or_default() += 1;
-        self.through.subscribe(channel)
+        Box::pin(async move {
+            let inner = self.through.subscribe(channel.clone()).await?;
+            *self.subscribers.lock().entry(channel.clone()).or_default() += 1;
+            let counted = Counted(inner, channel, self.subscribers.clone());
+            Ok(Box::new(counted) as Box<dyn Subscription>)
+        })
     }
 }
 
@@ -88,6 +109,8 @@ impl Local for Host {
     fn alive(&self) -> bool {
         true
     }
+
+    fn release(&self) {}
 }
 
 /// The busiest key or channel, and all together, in operations a second; how many hosts obey.
@@ -98,7 +121,7 @@ fn run(hosts: u64) -> (f64, f64, u64) {
     let transport = Counting {
         through: ThroughStore::new(store).unwrap(),
         counts: counts.clone(),
-        subscribers: Mutex::default(),
+        subscribers: Arc::default(),
     };
     let mut fleet = Fleet::by(transport).promote_at(3.0 * hosts as f64);
     fleet.ttl = Duration::from_secs(5);

@@ -158,6 +158,7 @@ impl Member {
             self.turn().await;
         }
         self.obey(None);
+        self.local.release();
     }
 
     /// The next delivery, or `None` after a turn's time.
@@ -320,7 +321,9 @@ impl Member {
         let got = self.call(async { transport.get_many(slot).await.pop().unwrap_or(Ok(None)) });
         let Ok(Some(line)) = got.await else { return };
         count(&self.shown.counters.bytes_in, line.len());
-        if let Ok(Message::List(list)) = wire::read(&line) {
+        if line.len() <= LIST_LINE_MAX
+            && let Ok(Message::List(list)) = wire::read(&line)
+        {
             let (list, _) = list.read();
             self.take_up(FleetList { sent_ms: beat.sent_ms, ..list });
         }
