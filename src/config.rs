@@ -8,6 +8,7 @@ use crate::engine::data::near::Policy;
 use crate::error::{Error, Result};
 use crate::heatsink::Heatsink;
 use crate::runtime::{self, Runtime};
+use crate::salt::Salt;
 use crate::store::{DynStore, Store};
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -341,6 +342,7 @@ pub(crate) struct Options {
     pub(crate) near: NearCache,
     pub(crate) loads: Loads,
     pub(crate) adds: Adds,
+    pub(crate) salt: Option<Salt>,
     pub(crate) policy: Policy,
     pub(crate) steering: steering::Options,
     pub(crate) seed: u64,
@@ -366,6 +368,7 @@ pub struct Builder {
     loads: Loads,
     detect: Detect,
     adds: Adds,
+    salt: Option<Salt>,
     runtime: Option<Arc<dyn Runtime>>,
     seed: Option<u64>,
     cores: Option<NonZeroUsize>,
@@ -379,6 +382,7 @@ impl Builder {
             loads: Loads::default(),
             detect: Detect::default(),
             adds: Adds::default(),
+            salt: None,
             runtime: None,
             seed: None,
             cores: None,
@@ -416,6 +420,12 @@ impl Builder {
         self
     }
 
+    /// Spreads counters whose writers are too many over slots. Default: none is.
+    pub fn salt(mut self, salt: Salt) -> Builder {
+        self.salt = Some(salt);
+        self
+    }
+
     /// The seed of all randomness, for tests. Default: differs from process to process.
     pub fn seed(mut self, seed: u64) -> Builder {
         self.seed = Some(seed);
@@ -437,6 +447,7 @@ impl Builder {
         self.near.check()?;
         self.detect.check()?;
         self.adds.check()?;
+        self.salt.as_ref().map_or(Ok(()), |salt| salt.check(&self.store.capability()))?;
         if self.loads.timeout.is_zero() || self.loads.waiters_max == 0 {
             return Err(Error::config("Loads::timeout and Loads::waiters_max must not be zero"));
         }
@@ -458,6 +469,7 @@ impl Builder {
             near: self.near,
             loads: self.loads,
             adds: self.adds,
+            salt: self.salt,
             seed: self.seed.unwrap_or_else(runtime::wall_seed),
             stripes: cores.next_power_of_two().min(64),
         };

@@ -2,12 +2,14 @@
 
 use crate::engine::control::hotlist::{HotKey, Rule};
 use crate::engine::control::operator::{DENIED_MAX, Full, Operator, SCHEDULES_MAX, Scheduled};
+use crate::engine::control::salt::SLOTS_MAX;
 use crate::engine::control::treat::Treatment;
 use crate::engine::control::verdict::Explanation as Detected;
 use crate::engine::data::near::Freshness;
 use crate::error::{Error, ErrorKind, Result};
 use crate::heatsink::Heatsink;
 use crate::key::{KEY_BYTES_MAX, Key};
+use crate::salt::Salting;
 use crate::shared::Shared;
 use std::fmt;
 use std::time::Duration;
@@ -102,6 +104,9 @@ impl<'a> Control<'a> {
         keys: impl IntoIterator<Item = K>,
         treatment: Treatment,
     ) -> Result<()> {
+        if let Treatment::Salt { slots } = treatment {
+            return self.pin_salted(keys, slots);
+        }
         if treatment != Treatment::Near {
             let text =
                 format!("a pin to {treatment} is not acted on in this version; pin to near()");
@@ -113,9 +118,36 @@ impl<'a> Control<'a> {
         self.steer(|operator| operator.pin(now, keys, treatment)).map_err(|full| refused(full, max))
     }
 
-    /// Takes a pin back; whether there was one.
+    /// Salts counters before, or whatever, their traffic. In force when the fleet knows of it:
+    /// after a lease, see [`explain`](Control::explain).
+    fn pin_salted<K: AsRef<[u8]>>(
+        &self,
+        keys: impl IntoIterator<Item = K>,
+        slots: u32,
+    ) -> Result<()> {
+        let Some(salted) = &self.shared().salted else {
+            let text = "salting is not switched on: pass a Salt to Builder::salt";
+            return Err(Error::not_applied(ErrorKind::Unsupported, text));
+        };
+        let slots = u16::try_from(slots).ok().filter(|k| (1..=SLOTS_MAX).contains(k));
+        let text = "a counter has 1 to 1024 slots";
+        let slots = slots.ok_or_else(|| Error::not_applied(ErrorKind::Limit, text))?;
+        for key in keys {
+            check_len(key.as_ref())?;
+            salted.pin(self.0.shared(), &Key::copy(key.as_ref()), Some(slots));
+        }
+        Ok(())
+    }
+
+    /// Takes a pin back; whether there was one. A counter that was pinned to slots goes back to
+    /// one place.
     pub fn unpin(&self, key: impl AsRef<[u8]>) -> bool {
-        self.steer(|operator| operator.unpin(&Key::copy(key.as_ref())))
+        let unsalted = self
+            .shared()
+            .salted
+            .as_ref()
+            .is_some_and(|salted| salted.pin(self.0.shared(), &Key::copy(key.as_ref()), None));
+        unsalted | self.steer(|operator| operator.unpin(&Key::copy(key.as_ref())))
     }
 
     /// Never treats `key`, whatever its traffic and whoever pinned it.
@@ -214,8 +246,10 @@ impl<'a> Control<'a> {
             })
         });
         let (writes_active, until) = shared.writes_of(hash, key);
+        let salting = shared.salted.as_ref().and_then(|salted| salted.salting(shared, &owned));
         Explanation {
             key: owned,
+            salting,
             treatment: cell.map(|_| Treatment::Near),
             rule,
             hot,
@@ -262,6 +296,8 @@ pub struct Explanation {
     pub uncacheable_for: Duration,
     /// The shard that owns it, where the store knows.
     pub shard: Option<u32>,
+    /// Over which slots it is spread, for a salted counter.
+    pub salting: Option<Salting>,
 }
 
 impl fmt::Display for Explanation {
@@ -282,6 +318,9 @@ impl fmt::Display for Explanation {
                 write!(f, "; known to be absent for {} ms", age.as_millis())?;
             }
             None => write!(f, "; holds nothing")?,
+        }
+        if let Some(salting) = &self.salting {
+            write!(f, "; {salting}")?;
         }
         if self.writes_active > 0 {
             write!(f, "; {} writes under way", self.writes_active)?;

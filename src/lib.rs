@@ -5,6 +5,7 @@
 //! - [`Heatsink`]: the handle a service calls; [`blocking`] for plain threads, [`Typed`] for types.
 //! - [`Counter`], [`Buffered`]: adds that combine; [`Adds`]: their options.
 //! - [`store`]: what heatsink needs from a store, and the embedded one.
+//! - [`Salt`]: counters spread over slots that grow and shrink; [`Registry`]: where that is written.
 //! - [`HotList`]: who is hot; [`Control`]: pins, denials, schedules, [`Explanation`]; [`Stats`]:
 //!   plain numbers.
 //! - [`engine`]: the decisions, pure: no clock, lock, thread or await. *The engine decides, the
@@ -49,7 +50,9 @@ pub mod key;
 mod lanes;
 mod names;
 mod read;
+mod registry;
 pub mod runtime;
+mod salt;
 mod sample;
 mod shared;
 mod stats;
@@ -79,6 +82,11 @@ pub use hotlist::HotListChanges;
 pub use key::Key;
 pub use lanes::Parts;
 pub use read::{IntoStored, Loadable, Read};
+pub use registry::Registry;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub use salt::SaltMutant;
+pub use salt::{Counted, Redelivery, Salt, SaltStats, Salting};
 pub use stats::Stats;
 pub use store::{Capability, Store};
 #[cfg(feature = "json")]

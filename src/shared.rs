@@ -20,6 +20,7 @@ use crate::hotlist::Followers;
 use crate::kept;
 use crate::key::Key;
 use crate::runtime::{Clock, Runtime};
+use crate::salt::Salted;
 use crate::sample::{Sampler, Seen};
 use crate::store::{DynStore, Stored};
 use crate::sync::{ArcSwap, AtomicU64, Mutex, Ordering};
@@ -65,6 +66,8 @@ pub(crate) struct Shared {
     /// Those who wait for the next hot list.
     pub(crate) followers: Followers,
     pub(crate) counters: Counters,
+    /// Only where the user asked for it.
+    pub(crate) salted: Option<Box<Salted>>,
     dice: AtomicU64,
     /// How many values were not cached because the hot tier had no room.
     pub(crate) refused_full: AtomicU64,
@@ -117,6 +120,7 @@ impl Shared {
         let seed = options.seed;
         let steering = options.steering.clone();
         let counters = Counters::new(seed, options.adds.writer.as_deref());
+        let salted = options.salt.as_ref().map(|salt| Box::new(Salted::new(salt, &store)));
         Shared {
             hot: HotLine { epoch: AtomicU64::new(0), index_until: AtomicU64::new(0) },
             index: ArcSwap::from_pointee(Index::default()),
@@ -135,6 +139,7 @@ impl Shared {
             steering: parking_lot::Mutex::new(Steering::new(steering, seed)),
             followers: Followers::default(),
             counters,
+            salted,
             dice: AtomicU64::new(seed),
             refused_full: AtomicU64::new(0),
             refused_older: AtomicU64::new(0),

@@ -6,6 +6,7 @@ use crate::error::{Error, ErrorKind, Outcome, Result};
 use crate::heatsink::Heatsink;
 use crate::key::Key;
 use crate::runtime::BoxFuture;
+use crate::salt;
 use crate::sample::Seen;
 use crate::shared::Shared;
 use crate::store::DynStore;
@@ -106,6 +107,9 @@ impl Heatsink {
         cost: u32,
         send: impl FnOnce(Arc<dyn DynStore>, Key) -> BoxFuture<'static, Result<T>>,
     ) -> Result<T> {
+        if let Some(error) = salt::refused(self.shared(), key, "delete") {
+            return Err(error);
+        }
         self.sampled(self.observe(cost), key, Seen::Write);
         let guard = self.announce(key.clone());
         let store = self.shared().store.clone();

@@ -2,7 +2,7 @@
 //!
 //! It takes `Arc<Self>` and owned arguments, so that a load can outlive the caller who started it.
 
-use super::{Capability, Store, Stored, Version};
+use super::{Capability, Once, Store, Stored, Version};
 use crate::error::Result;
 use crate::key::Key;
 use crate::runtime::BoxFuture;
@@ -38,6 +38,14 @@ pub(crate) trait DynStore: Send + Sync + 'static {
         ttl: Option<Duration>,
     ) -> BoxFuture<'static, Result<bool>>;
     fn claim_lane(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Stored>>;
+    fn seal(self: Arc<Self>, key: Key, tag: u64) -> BoxFuture<'static, Result<i64>>;
+    fn add_once(
+        self: Arc<Self>,
+        key: Key,
+        id: Key,
+        amount: i64,
+    ) -> BoxFuture<'static, Result<Once>>;
+    fn poison_once(self: Arc<Self>, key: Key, id: Key) -> BoxFuture<'static, Result<Once>>;
     fn shard_of(&self, key: &[u8]) -> Option<u32>;
     fn max_in_flight_time(&self) -> Duration;
 }
@@ -93,6 +101,23 @@ impl<S: Store> DynStore for S {
 
     fn claim_lane(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Stored>> {
         Box::pin(async move { Store::claim_lane(&*self, &key).await })
+    }
+
+    fn seal(self: Arc<Self>, key: Key, tag: u64) -> BoxFuture<'static, Result<i64>> {
+        Box::pin(async move { Store::seal(&*self, &key, tag).await })
+    }
+
+    fn add_once(
+        self: Arc<Self>,
+        key: Key,
+        id: Key,
+        amount: i64,
+    ) -> BoxFuture<'static, Result<Once>> {
+        Box::pin(async move { Store::add_once(&*self, &key, &id, amount).await })
+    }
+
+    fn poison_once(self: Arc<Self>, key: Key, id: Key) -> BoxFuture<'static, Result<Once>> {
+        Box::pin(async move { Store::poison_once(&*self, &key, &id).await })
     }
 
     fn add(self: Arc<Self>, key: Key, amount: i64) -> BoxFuture<'static, Result<i64>> {

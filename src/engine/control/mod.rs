@@ -16,6 +16,10 @@
 //! - [`merge`]: reports of several processes as one ranked list with bounds.
 //! - [`lanes`]: one writer's absolute total of a counter, and what of it is stored.
 //! - [`roster`]: who holds which lane.
+//! - [`registry`]: which keys are spread over several names, as one process knows it.
+//! - [`salt`]: a counter in slots, and the one way in which that changes.
+//! - [`rotation`]: which step of that change is due.
+//! - [`sizing`]: how many slots, where they may share a shard.
 
 pub mod detect;
 pub mod hotlist;
@@ -24,9 +28,13 @@ mod index;
 pub mod lanes;
 pub mod merge;
 pub mod operator;
+pub mod registry;
 pub mod roster;
+pub mod rotation;
+pub mod salt;
 pub mod sampling;
 pub mod shards;
+pub mod sizing;
 pub mod sketch;
 pub mod steering;
 pub mod treat;
