@@ -83,10 +83,10 @@ pub use key::Key;
 pub use lanes::Parts;
 pub use read::{IntoStored, Loadable, Read};
 pub use registry::Registry;
+pub use salt::{Counted, Redelivery, Salt, SaltStats, Salting};
 #[cfg(feature = "testing")]
 #[doc(hidden)]
-pub use salt::SaltMutant;
-pub use salt::{Counted, Redelivery, Salt, SaltStats, Salting};
+pub use salt::{SaltMutant, record_name, slot_name};
 pub use stats::Stats;
 pub use store::{Capability, Store};
 #[cfg(feature = "json")]

@@ -19,6 +19,7 @@ use crate::sync::Mutex;
 use bytes::Bytes;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Attempts to replace what others replace too.
@@ -91,6 +92,7 @@ pub(crate) struct Registrar {
     listed_max: usize,
     /// A call takes this long at most.
     timeout: Duration,
+    regressed: AtomicU64,
 }
 
 impl Registrar {
@@ -101,7 +103,12 @@ impl Registrar {
         timeout: Duration,
     ) -> Registrar {
         let catalog = Mutex::new(Catalog::new(timing));
-        Registrar { registry, catalog, listed_max, timeout }
+        Registrar { registry, catalog, listed_max, timeout, regressed: AtomicU64::new(0) }
+    }
+
+    /// Times that the registry told of something older than it had before.
+    pub(crate) fn regressed(&self) -> u64 {
+        self.regressed.load(Ordering::Relaxed)
     }
 
     /// Looks at what is known, without asking anybody.
@@ -148,6 +155,7 @@ impl Registrar {
         let list = self.list(shared).await?.1;
         if list.version < root.version {
             // The list is written first: what the root tells of is lost.
+            self.regressed.fetch_add(1, Ordering::Relaxed);
             self.raise_root(shared, list.root()).await?;
         }
         let root = if list.version < root.version { list.root() } else { root };
@@ -182,8 +190,14 @@ impl Registrar {
     }
 
     async fn load_raw(&self, shared: &Arc<Shared>, key: &Key) -> Result<Option<(Bytes, Record)>> {
-        let Some(bytes) = self.read(shared, &Part::Record.of(key)).await? else { return Ok(None) };
+        let seen = self.with(|catalog| catalog.record(key).map_or(0, |record| record.version));
+        let bytes = self.read(shared, &Part::Record.of(key)).await?;
+        let Some(bytes) = bytes else { return Ok(None) };
         let record = Record::parse(&bytes).ok_or_else(|| unreadable("record of the key"))?;
+        if record.version < seen {
+            // Not overtaken on its way: the newer one was known before this was asked for.
+            self.regressed.fetch_add(1, Ordering::Relaxed);
+        }
         self.with(|catalog| catalog.handle_record(key, record.clone()));
         Ok(Some((bytes, record)))
     }

@@ -270,6 +270,9 @@ impl Salted {
         let next = next.ok_or_else(overflow)?;
         let won = self.put(shared, key, record, &next).await?;
         count(tally, u64::from(won));
+        if !won && matches!(step, Step::Announce { .. }) {
+            self.take_back(shared, key, next.next).await;
+        }
         if won && next.is_plain() {
             // Readers that still have the record find the same as those that have none.
             let version = record.map_or(1, |record| record.version) + 1;
@@ -289,7 +292,15 @@ impl Salted {
         let nonce = shared.roll() ^ shared.options.seed;
         let empty = Record::first(nonce);
         let new = record.unwrap_or(&empty).with(nonce, PART, Some(&next.encode()));
-        Ok(self.registrar.put(shared, key, record, &new).await? == Replaced::Won)
+        let replaced = self.registrar.put(shared, key, record, &new).await?;
+        #[cfg(feature = "testing")]
+        if let Replaced::Lost(Some(now)) = &replaced
+            && self.is_broken(super::SaltMutant::KeepsTheSum)
+        {
+            let new = now.with(nonce, PART, Some(&next.encode()));
+            return Ok(self.registrar.put(shared, key, Some(now), &new).await? == Replaced::Won);
+        }
+        Ok(replaced == Replaced::Won)
     }
 
     fn watch_again(&self, key: &Key, at: Tick, plan: &plan::Salt) {
@@ -337,6 +348,19 @@ impl Salted {
             opened.into_iter().collect::<Result<Vec<_>>>()?;
         }
         Ok(next)
+    }
+
+    /// Another process has announced something else: the slots made for nothing go. Tidiness only;
+    /// what fails here stays where nobody reads it.
+    async fn take_back(&self, shared: &Arc<Shared>, key: &Key, made: Option<Gen>) {
+        let there = self.registrar.with(|c| c.record(key).map(|record| self.plan_of(record)));
+        let Some(of) = made.filter(|of| of.kind == Kind::Slots) else { return };
+        let used = there
+            .is_none_or(|plan| plan.map_or(true, |plan| plan.read_set().any(|slot| slot.of == of)));
+        if !used {
+            let names = (0..of.k).map(|index| self.name(key, Slot { of, index })).collect();
+            drop(self.ask(shared, delete(shared, names)).await);
+        }
     }
 
     /// The seed whose names share shards the least, of those that are tried.
@@ -462,9 +486,8 @@ impl Salted {
         }
         let names: Vec<Key> =
             (0..old.k).map(|index| self.name(key, Slot { of: old, index })).collect();
-        let store = shared.store.clone();
-        let delete = Box::pin(async move { Ok(store.delete_many(names).await) });
-        self.ask(shared, delete).await?.into_iter().collect::<Result<Vec<_>>>()?;
+        let gone = self.ask(shared, delete(shared, names)).await?;
+        gone.into_iter().collect::<Result<Vec<_>>>()?;
         Ok(true)
     }
 
@@ -500,6 +523,11 @@ impl Salted {
             }
         })
     }
+}
+
+fn delete(shared: &Arc<Shared>, names: Vec<Key>) -> BoxFuture<'static, Result<Vec<Result<bool>>>> {
+    let store = shared.store.clone();
+    Box::pin(async move { Ok(store.delete_many(names).await) })
 }
 
 impl Jobs {

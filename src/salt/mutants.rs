@@ -36,9 +36,11 @@ pub enum SaltMutant {
     NoSweep,
     /// Readers do not look again when they see a seal or miss a slot.
     TrustsWhatItReads,
-    /// A change of the registry of unknown outcome counts as made.
-    UnknownIsWon,
-    /// Another process's change is overwritten by the sum of before.
+    /// Slots are deleted while the registry may still go back to before they were retired.
+    ShortGrave,
+    /// An add of unknown outcome is sent again.
+    AddsAgain,
+    /// Who finds that another has changed the record overwrites it with what was summed before.
     KeepsTheSum,
 }
 
@@ -65,6 +67,9 @@ impl Salted {
         }
         if self.is_broken(SaltMutant::NoGrave) {
             waits.grave = Duration::ZERO;
+        }
+        if self.is_broken(SaltMutant::ShortGrave) {
+            waits.grave = waits.readers + waits.readers / 2;
         }
         waits
     }
@@ -123,6 +128,20 @@ impl Salted {
         }
         Ok(())
     }
+}
+
+/// For tests: where a slot is kept.
+#[doc(hidden)]
+#[must_use]
+pub fn slot_name(key: &Key, slot: Slot) -> Key {
+    names::slot(key, slot)
+}
+
+/// For tests: where the record of a key is kept.
+#[doc(hidden)]
+#[must_use]
+pub fn record_name(key: &Key) -> Key {
+    names::Part::Record.of(key)
 }
 
 impl crate::Heatsink {

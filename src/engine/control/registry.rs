@@ -294,8 +294,6 @@ pub struct Catalog {
     until: Tick,
     /// When the last renewal that ended well was sent.
     renewed: Option<Tick>,
-    /// Times that something older was read than had been seen.
-    regressed: u64,
 }
 
 impl Catalog {
@@ -308,7 +306,6 @@ impl Catalog {
             records: BTreeMap::new(),
             until: Tick::ZERO,
             renewed: None,
-            regressed: 0,
         }
     }
 
@@ -351,11 +348,8 @@ impl Catalog {
 
     /// The list was read after the root, whose read was sent at `sent`.
     pub fn handle_list(&mut self, sent: Tick, root: Root, list: List) {
-        if list.version < self.list.version {
-            // The registry has gone back. What was known stays known.
-            self.regressed += 1;
-        }
-        // The list is written before the root: it is never older, unless something was lost.
+        // The list is written before the root: it is never older, unless something was lost. Should
+        // it be older than the one known here, the records that are known stay known.
         if list.version >= root.version {
             self.list = list;
             self.renew(sent);
@@ -377,8 +371,6 @@ impl Catalog {
         let newer = self.records.get(key).is_none_or(|known| known.version <= record.version);
         if newer {
             self.records.insert(key.clone(), record);
-        } else {
-            self.regressed += 1;
         }
         newer
     }
@@ -413,12 +405,6 @@ impl Catalog {
     #[must_use]
     pub fn until(&self) -> Tick {
         self.until
-    }
-
-    /// Times that something older was read than had been seen: the registry has lost something.
-    #[must_use]
-    pub fn regressed(&self) -> u64 {
-        self.regressed
     }
 }
 
@@ -509,7 +495,6 @@ mod tests {
         assert_eq!(catalog.stale().count(), 1);
         assert!(catalog.handle_record(&key, second.clone()));
         assert!(!catalog.handle_record(&key, first), "never back");
-        assert_eq!(catalog.regressed(), 1);
         assert_eq!(catalog.lookup(at(11), &key), Lookup::Record(&second, at(1010)));
     }
 
@@ -525,7 +510,6 @@ mod tests {
         assert!(!catalog.handle_root(at(5), old.root()));
         catalog.handle_list(at(5), old.root(), old);
         assert_eq!(catalog.lookup(at(6), &key), Lookup::Record(&record, at(1005)));
-        assert_eq!(catalog.regressed(), 1);
     }
 
     #[test]
