@@ -218,6 +218,9 @@ tallies! {
     sums_cached,
     /// Sums that were asked of the store, or joined a load that was.
     sums_loaded,
+    /// Sums of counters that only grow which were less than one shown before: the store has lost
+    /// something, or a load that began earlier ended later. The greater one was shown.
+    sums_regressed,
     /// Flushes of buffered counters that were sent.
     flushes,
     /// Those that were not stored, or not known to be; what they carried stays in the buffer.
@@ -245,12 +248,14 @@ pub(crate) struct Cell {
     pub(crate) key: Key,
     pub(crate) batches: Mutex<Batches<Arc<Letter>>>,
     pub(crate) known: Mutex<Known>,
+    /// Writes that were sent to the store, where counters may be salted.
+    pub(crate) sent: AtomicU64,
 }
 
 impl Cell {
     pub(crate) fn new(hash: u64, key: Key) -> Arc<Cell> {
         let (batches, known) = (Mutex::new(Batches::default()), Mutex::new(Known::default()));
-        Arc::new(Cell { hash, key, batches, known })
+        Arc::new(Cell { hash, key, batches, known, sent: AtomicU64::new(0) })
     }
 }
 
@@ -351,6 +356,12 @@ impl Counters {
         // The tasks that still flush hold their own buffer.
         let left = std::mem::take(&mut self.buffers.lock().by_key);
         drop(left);
+    }
+
+    /// The place of one counter, if it has one.
+    pub(crate) fn known_cell(&self, hash: u64, key: &[u8]) -> Option<Arc<Cell>> {
+        let stripe = self.stripes[(hash >> 20) as usize & (STRIPES - 1)].lock();
+        stripe.find(hash, |c| c.hash == hash && *c.key == *key).cloned()
     }
 
     /// The place of one counter. Where the table is full of counters in use, a place of its own:

@@ -408,7 +408,8 @@ impl Approximate {
 /// A counter that only grows. Made by [`Heatsink::grow_only`].
 ///
 /// Its sums never go backwards within a process, whichever load ends first and whatever a replica
-/// or a restored backup says, for as long as a handle of the key is kept or the process uses no
+/// or a restored backup says; what had gone backwards is counted in
+/// [`AddStats::sums_regressed`](crate::AddStats::sums_regressed). That holds for as long as a handle of the key is kept or the process uses no
 /// more than 65,536 counters.
 ///
 /// # Example
@@ -463,6 +464,10 @@ impl GrowOnly {
     }
 
     fn raised(&self, sum: Sum) -> Sum {
-        Sum { total: self.0.cell.known.lock().raise(sum.total), ..sum }
+        let total = self.0.cell.known.lock().raise(sum.total);
+        if total > sum.total {
+            count(&self.0.hs.shared().counters.tallies.sums_regressed, 1);
+        }
+        Sum { total, ..sum }
     }
 }

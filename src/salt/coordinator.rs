@@ -53,6 +53,28 @@ struct Job {
     own: bool,
     running: bool,
     due: Tick,
+    /// By what its traffic says: not before then again.
+    traffic: Option<Traffic>,
+}
+
+/// What the traffic of a counter says.
+pub(super) struct Automatic {
+    /// What it asks for.
+    pub(super) want: Option<Want>,
+    /// It would do with one place.
+    pub(super) cold: bool,
+}
+
+/// What is remembered of the traffic of a counter.
+#[derive(Clone, Copy, Default)]
+struct Traffic {
+    /// Store operations, and when they were counted.
+    sent: Option<(u64, Tick)>,
+    cold_looks: u32,
+    /// The last change of mind.
+    changed: Option<Tick>,
+    /// Slots were asked for.
+    asked: bool,
 }
 
 impl Salted {
@@ -75,7 +97,9 @@ impl Salted {
                 drop(done);
             }));
         }
-        for key in self.jobs.lock().begin(now) {
+        self.look_at_traffic(shared);
+        let due = self.jobs.lock().begin(now);
+        for key in due {
             let shared = shared.clone();
             let runtime = shared.runtime.clone();
             runtime.spawn(Box::pin(async move {
@@ -125,13 +149,60 @@ impl Salted {
     pub(crate) fn pin(&self, shared: &Arc<Shared>, key: &Key, slots: Option<u16>) -> bool {
         let (_, pinned) = self.wanted(key);
         let want = match slots {
-            Some(slots) if self.waits.seal && self.options.exclusive => Want::AtOnce(slots),
+            Some(slots) if self.may_seal_home() => Want::AtOnce(slots),
             Some(slots) => Want::Slots(slots),
             None if !pinned => return false,
             None => Want::Home,
         };
         self.want(shared, key, want, slots.is_some());
         true
+    }
+
+    /// Store operations a second since the last look; `None` at the first.
+    pub(super) fn load_of(&self, key: &Key, sent: u64, now: Tick) -> Option<f64> {
+        let mut jobs = self.jobs.lock();
+        jobs.add(key, Tick::MAX);
+        let traffic = jobs.0.get_mut(key)?.traffic.get_or_insert_default();
+        let (before, at) = traffic.sent.replace((sent, now))?;
+        let secs = now.since(at).as_secs_f64();
+        (secs > 0.0).then(|| sent.saturating_sub(before) as f64 / secs)
+    }
+
+    /// Keys that are salted since their traffic asked for it.
+    pub(super) fn automatic_keys(&self) -> Vec<Key> {
+        let jobs = self.jobs.lock();
+        let asked = |job: &Job| job.traffic.is_some_and(|traffic| traffic.asked);
+        jobs.0.iter().filter(|(_, job)| asked(job)).map(|(key, _)| key.clone()).collect()
+    }
+
+    /// What the traffic of a counter asks for; an operator's word is stronger.
+    pub(super) fn automatic(&self, shared: &Arc<Shared>, key: &Key, now: Tick, says: Automatic) {
+        let want = {
+            let mut jobs = self.jobs.lock();
+            let Some(job) = jobs.0.get_mut(key).filter(|job| !job.pinned) else { return };
+            let traffic = job.traffic.get_or_insert_default();
+            traffic.cold_looks = if says.cold { traffic.cold_looks + 1 } else { 0 };
+            let over = traffic.asked && Salted::is_over(traffic.cold_looks);
+            let want = if over { Some(Want::Home) } else { says.want };
+            let Some(want) = want.filter(|want| *want != job.want) else { return };
+            // From ready to in use is no change of mind; nor is a little less than before.
+            let slots = |want: Want| match want {
+                Want::Ready(k) | Want::Slots(k) | Want::AtOnce(k) => k,
+                Want::Nothing | Want::Home => 0,
+            };
+            let first = !traffic.asked;
+            let ready = matches!(job.want, Want::Ready(_)) && !matches!(want, Want::Ready(_));
+            let less = slots(want) <= slots(job.want) && want != Want::Home && !ready;
+            let rests = traffic.changed.is_some_and(|at| now.since(at) < self.options.cooldown);
+            if less || (rests && !first && !ready) {
+                return;
+            }
+            traffic.changed = Some(now);
+            traffic.asked = want != Want::Home;
+            traffic.cold_looks = 0;
+            want
+        };
+        self.want(shared, key, want, false);
     }
 
     /// Takes the steps that are due; when to look again.
@@ -541,7 +612,10 @@ impl Jobs {
 
     /// The keys whose time has come, each of them begun.
     fn begin(&mut self, now: Tick) -> Vec<Key> {
-        self.0.retain(|_, job| job.running || job.due < Tick::MAX || job.want != Want::Nothing);
+        self.0.retain(|_, job| {
+            let idle = job.due == Tick::MAX && job.want == Want::Nothing && job.traffic.is_none();
+            job.running || !idle
+        });
         let due = self.0.iter_mut().filter(|(_, job)| !job.running && job.due <= now);
         due.map(|(key, job)| {
             job.running = true;

@@ -1,6 +1,7 @@
 //! Salted counters: where an add goes, what a sum reads, and the rotations that change it. What is
 //! safe when is decided in `engine/control/{salt,registry,rotation}`.
 
+mod automatic;
 mod coordinator;
 mod event;
 mod join;
@@ -56,6 +57,8 @@ pub(crate) struct Salted {
     waits: Waits,
     jobs: Mutex<Jobs>,
     renewing: AtomicBool,
+    /// When the hot list was last looked at, in nanoseconds of the lease clock.
+    looked: AtomicU64,
     /// No renewal before then, in nanoseconds of the lease clock: the last one failed.
     paused_until: AtomicU64,
     pub(crate) tallies: Tallies,
@@ -89,11 +92,17 @@ impl Salted {
             options: options.clone(),
             jobs: Mutex::new(Jobs::default()),
             renewing: AtomicBool::new(false),
+            looked: AtomicU64::new(0),
             paused_until: AtomicU64::new(0),
             tallies: Tallies::default(),
             #[cfg(feature = "testing")]
             broken: std::sync::atomic::AtomicU8::new(0),
         }
+    }
+
+    /// Whether a counter can be salted without waiting for anybody.
+    fn may_seal_home(&self) -> bool {
+        self.waits.seal && self.options.exclusive
     }
 
     /// What a record says of the counter; a record without that part is of a plain one.
@@ -199,6 +208,7 @@ impl Salted {
         cell: &Arc<Cell>,
         amount: i64,
     ) -> Result<()> {
+        count(&cell.sent, 1);
         let store = shared.store.clone();
         let send = |name: Key| -> crate::runtime::BoxFuture<'static, Result<i64>> {
             store.clone().add(name, amount)
