@@ -1,5 +1,6 @@
-//! Which counters are salted without anybody's word: those whose adds, combined as they are, come
-//! near to what one shard can take.
+//! Which counters are salted without anybody's word: those of which more is asked than one shard is
+//! planned to take, and whose adds, combined as they are, still take a large part of it. Combined
+//! adds are self-clocking: what they cost never shows by how much they would exceed the shard.
 
 use super::Salted;
 use super::coordinator::Automatic;
@@ -15,16 +16,19 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Between two looks at the hot list.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// A load above this part of what is planned with makes the slots ready, in thousandths.
-const WARM_PERMILLE: f64 = 500.0;
+/// A load above this part of what is planned with is hot, in thousandths.
+const HOT_PERMILLE: f64 = 500.0;
+
+/// From this part on the slots are made ready.
+const WARM_PERMILLE: f64 = 250.0;
 
 /// A counter below this part of what is planned with is cold.
-const COLD_PERMILLE: f64 = 250.0;
+const COLD_PERMILLE: f64 = 100.0;
 
 /// Cold looks in a row before slots are given up: 15 s.
-const COLD_LOOKS: u32 = 60;
+const COLD_LOOKS: u32 = 150;
 
 impl Salted {
     /// A look at the hot counters, now and then.
@@ -63,7 +67,9 @@ impl Salted {
         let (load, asked) = (load * processes, asked_per_sec.max(load) * processes);
         let k = self.slots_for(shared, &cell.key, asked, target);
         let heat = 1000.0 * load / target;
-        let want = if heat >= 1000.0 {
+        let want = if asked < target {
+            None
+        } else if heat >= HOT_PERMILLE {
             Some(if self.may_seal_home() { Want::AtOnce(k) } else { Want::Slots(k) })
         } else if heat >= WARM_PERMILLE {
             Some(Want::Ready(k))

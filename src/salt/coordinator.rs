@@ -17,7 +17,7 @@ use crate::lanes::overflow;
 use crate::registry::{Replaced, lease_clock};
 use crate::runtime::BoxFuture;
 use crate::shared::Shared;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -32,7 +32,13 @@ const JOBS_MAX: usize = 4096;
 const AGAIN: Duration = Duration::from_millis(50);
 
 /// Seeds that are tried for names that fall on different shards.
-const SEEDS: u32 = 1 << 16;
+const SEEDS: u32 = 1 << 18;
+
+/// Names that are looked at for them: some tenths of a second, once in a rotation.
+const NAMES_MAX: u32 = 1 << 21;
+
+/// Seeds after which the shards are taken for known.
+const SEEDS_MIN: u32 = 16;
 
 /// Names that are looked at between two turns of the scheduler.
 const NAMES_A_TURN: u32 = 1 << 14;
@@ -149,8 +155,7 @@ impl Salted {
     pub(crate) fn pin(&self, shared: &Arc<Shared>, key: &Key, slots: Option<u16>) -> bool {
         let (_, pinned) = self.wanted(key);
         let want = match slots {
-            Some(slots) if self.may_seal_home() => Want::AtOnce(slots),
-            Some(slots) => Want::Slots(slots),
+            Some(k) => Want::Pinned { k, at_once: self.may_seal_home() },
             None if !pinned => return false,
             None => Want::Home,
         };
@@ -186,13 +191,9 @@ impl Salted {
             let want = if over { Some(Want::Home) } else { says.want };
             let Some(want) = want.filter(|want| *want != job.want) else { return };
             // From ready to in use is no change of mind; nor is a little less than before.
-            let slots = |want: Want| match want {
-                Want::Ready(k) | Want::Slots(k) | Want::AtOnce(k) => k,
-                Want::Nothing | Want::Home => 0,
-            };
             let first = !traffic.asked;
             let ready = matches!(job.want, Want::Ready(_)) && !matches!(want, Want::Ready(_));
-            let less = slots(want) <= slots(job.want) && want != Want::Home && !ready;
+            let less = want.slots() <= job.want.slots() && want != Want::Home && !ready;
             let rests = traffic.changed.is_some_and(|at| now.since(at) < self.options.cooldown);
             if less || (rests && !first && !ready) {
                 return;
@@ -446,13 +447,16 @@ impl Salted {
         }
         let (mut best, mut looked) = ((usize::MAX, first), 0);
         let mut loads: BTreeMap<u32, usize> = BTreeMap::new();
+        let mut shards = BTreeSet::new();
         for n in 0..SEEDS {
             let seed = first.wrapping_add(n);
             loads.clear();
             let mut busiest = 0;
             for index in 0..k {
                 looked += 1;
-                let load = loads.entry(place(seed, index).unwrap_or(0)).or_default();
+                let shard = place(seed, index).unwrap_or(0);
+                shards.insert(shard);
+                let load = loads.entry(shard).or_default();
                 *load += 1;
                 busiest = busiest.max(*load);
                 if busiest >= best.0 {
@@ -463,8 +467,8 @@ impl Salted {
                 best = (busiest, seed);
             }
             // No shard can have less than its share.
-            let shards = loads.keys().next_back().map_or(1, |last| *last as usize + 1);
-            if best.0 <= usize::from(k).div_ceil(shards.max(loads.len())) || looked > 1 << 20 {
+            let best_of_all = usize::from(k).div_ceil(shards.len());
+            if (n >= SEEDS_MIN && best.0 <= best_of_all) || looked > NAMES_MAX {
                 break;
             }
             if looked % NAMES_A_TURN < u32::from(k) {

@@ -370,11 +370,7 @@ impl Salted {
     pub(crate) fn salting(&self, shared: &Shared, key: &Key) -> Option<Salting> {
         let plan = self.known(shared, key);
         let (want, pinned) = self.wanted(key);
-        let wanted = match want {
-            Want::Nothing => None,
-            Want::Home => Some(1),
-            Want::Ready(k) | Want::Slots(k) | Want::AtOnce(k) => Some(k),
-        };
+        let wanted = if want == Want::Home { Some(1) } else { want.slots() };
         if plan.as_ref().is_none_or(plan::Salt::is_plain) && wanted.is_none() {
             return None;
         }

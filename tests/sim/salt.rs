@@ -772,7 +772,7 @@ fn a_salted_counter_neither_loses_nor_doubles_while_it_grows_and_shrinks() {
         println!("seed {seed}: trace {trace:016x}, {seen:?}");
         return;
     }
-    let sum = run_all(0..env("HEATSINK_SEEDS").unwrap_or(60));
+    let sum = run_all(0..env("HEATSINK_SEEDS").unwrap_or(150));
     println!("{sum:?}");
     // A simulation in which these do not happen proves nothing about them.
     assert!(sum.all().iter().all(|n| *n > 0), "{sum:?}");

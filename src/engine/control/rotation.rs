@@ -31,20 +31,55 @@ pub struct Waits {
     pub seal: bool,
 }
 
-/// What this process wants of a key.
+/// What this process wants of a key. What the traffic asks for is met by more slots too, so that
+/// processes which see different rates do not undo each other's choice.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Want {
     /// Whatever it is.
     #[default]
     Nothing,
-    /// So many slots soon: they are announced, so that the switch can come at once.
+    /// At least so many slots soon: they are announced, so that the switch can come at once.
     Ready(u16),
-    /// So many slots.
+    /// At least so many slots.
     Slots(u16),
-    /// So many slots without any wait, where the slots in use can be sealed.
+    /// The same without any wait, where the slots in use can be sealed.
     AtOnce(u16),
+    /// Exactly so many.
+    Pinned {
+        /// How many.
+        k: u16,
+        /// Without any wait, where the slots in use can be sealed.
+        at_once: bool,
+    },
     /// One place again.
     Home,
+}
+
+impl Want {
+    /// The slots asked for, if any are.
+    #[must_use]
+    pub fn slots(&self) -> Option<u16> {
+        match self {
+            Want::Nothing | Want::Home => None,
+            Want::Ready(k) | Want::Slots(k) | Want::AtOnce(k) | Want::Pinned { k, .. } => Some(*k),
+        }
+    }
+
+    /// Whether `cur` is what is wanted.
+    fn is_met(&self, cur: Gen) -> bool {
+        let slots = cur.kind != Kind::Home;
+        match self {
+            Want::Nothing => true,
+            Want::Ready(k) | Want::Slots(k) | Want::AtOnce(k) => slots && cur.k >= *k,
+            Want::Pinned { k, .. } => slots && cur.k == *k,
+            Want::Home => !slots,
+        }
+    }
+
+    /// Whether it is wanted now, and not only soon.
+    fn is_now(&self) -> bool {
+        matches!(self, Want::Slots(_) | Want::AtOnce(_) | Want::Pinned { .. })
+    }
 }
 
 /// What to do.
@@ -128,7 +163,7 @@ impl Watch {
             }
         }
         if let Some((_, since)) = &self.announced
-            && (salt.armed || matches!(want, Want::Slots(_) | Want::AtOnce(_)))
+            && (salt.armed || want.is_now())
             && ripe(Some(since), waits.readers)
         {
             return Step::Switch;
@@ -158,9 +193,9 @@ fn keep(since: &mut BTreeMap<u32, Tick>, ids: &[u32], at: Tick) {
 
 /// What needs no wait, because the slots in use can be sealed.
 fn emergency(salt: &Salt, want: Want, waits: &Waits) -> Option<Step> {
-    let Want::AtOnce(k) = want else { return None };
+    let at_once = matches!(want, Want::AtOnce(_) | Want::Pinned { at_once: true, .. });
     let sealable = waits.seal && (salt.cur.kind != Kind::Home || salt.exclusive);
-    if !sealable || satisfied(salt.cur, k) {
+    if !at_once || !sealable || want.is_met(salt.cur) {
         return None;
     }
     match salt.next {
@@ -169,23 +204,21 @@ fn emergency(salt: &Salt, want: Want, waits: &Waits) -> Option<Step> {
     }
 }
 
-fn satisfied(cur: Gen, k: u16) -> bool {
-    cur.kind != Kind::Home && cur.k == k
-}
-
 /// What is announced because this process wants it.
 fn wish(salt: &Salt, want: Want) -> Option<Step> {
-    let slots = |k: u16, armed: bool| Step::Announce { k, home: false, armed };
-    let step = match (want, salt.next) {
-        (Want::Ready(k), None) if !satisfied(salt.cur, k) => slots(k, false),
-        (Want::Slots(k) | Want::AtOnce(k), None) if !satisfied(salt.cur, k) => slots(k, true),
-        (Want::Slots(_) | Want::AtOnce(_), Some(_)) if !salt.armed => Step::Arm,
+    let step = match (want, want.slots(), salt.next) {
+        (_, Some(k), None) if !want.is_met(salt.cur) => {
+            Step::Announce { k, home: false, armed: want.is_now() }
+        }
+        (_, Some(_), Some(_)) if want.is_now() && !salt.armed => Step::Arm,
         // The bare key of an exclusive counter is sealed: its home has one slot.
-        (Want::Home, None) if salt.exclusive && salt.cur.k > 1 => slots(1, true),
-        (Want::Home, None) if !salt.exclusive && salt.cur.kind != Kind::Home => {
+        (Want::Home, _, None) if salt.exclusive && salt.cur.k > 1 => {
+            Step::Announce { k: 1, home: false, armed: true }
+        }
+        (Want::Home, _, None) if !salt.exclusive && !want.is_met(salt.cur) => {
             Step::Announce { k: 1, home: true, armed: true }
         }
-        (Want::Home, Some(_)) if !salt.armed => Step::Arm,
+        (Want::Home, _, Some(_)) if !salt.armed => Step::Arm,
         _ => return None,
     };
     let room = match step {
