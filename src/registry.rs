@@ -148,8 +148,9 @@ impl Registrar {
     /// Renews the lease, by one read of the root where nothing has changed.
     pub(crate) async fn renew(&self, shared: &Arc<Shared>) -> Result<()> {
         let sent = lease_clock(&shared.clock);
+        let lapsed = self.with(|catalog| sent >= catalog.until() && catalog.has_records());
         let root = self.root(shared).await?;
-        if self.with(|catalog| catalog.handle_root(sent, root)) {
+        if self.with(|catalog| catalog.handle_root(sent, root)) && !lapsed {
             return Ok(());
         }
         let list = self.list(shared).await?.1;
@@ -160,7 +161,8 @@ impl Registrar {
         }
         let root = if list.version < root.version { list.root() } else { root };
         self.with(|catalog| catalog.handle_list(sent, root, list));
-        let stale: Vec<Key> = self.with(|catalog| catalog.stale().cloned().collect());
+        // Whoever was away looks at everything again: the list may have gone back meanwhile.
+        let stale: Vec<Key> = self.with(|catalog| catalog.stale(lapsed).cloned().collect());
         for key in stale {
             self.load(shared, &key).await?;
         }

@@ -8,6 +8,7 @@ mod join;
 #[cfg(feature = "testing")]
 mod mutants;
 mod options;
+mod steps;
 
 pub(crate) use event::add_event;
 pub use event::{Counted, Redelivery};
@@ -154,7 +155,8 @@ impl Salted {
         Err(Error::not_applied(ErrorKind::Store, "the registry changes faster than it can be read"))
     }
 
-    /// Where the next add goes. `None`: nowhere for now.
+    /// Where the next add goes. Whoever cannot tell adds to the bare key, which is always read; that
+    /// of an exclusive counter is sealed, and says so.
     async fn target(&self, shared: &Arc<Shared>, key: &Key, pick: Pick<'_>) -> Result<Slot> {
         let home = Slot { of: plan::HOME, index: 0 };
         for attempt in 0..2 {
@@ -186,8 +188,6 @@ impl Salted {
                 Some(plan) if valid || (stale && self.waits.seal) => {
                     return Ok(plan.write_target(pick));
                 }
-                None if valid || !self.options.exclusive => return Ok(home),
-                // The bare key of an exclusive counter is refused by its seal, if it is salted.
                 None => return Ok(home),
                 Some(_) if !self.options.exclusive => {
                     count(&self.tallies.bare, 1);

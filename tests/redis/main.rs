@@ -15,5 +15,6 @@ mod load;
 mod moves;
 mod node;
 mod proxy;
+mod salted;
 #[path = "../../examples/servers/mod.rs"]
 mod servers;

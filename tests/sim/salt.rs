@@ -393,7 +393,8 @@ impl World {
         }
     }
 
-    /// The registry fails over and has lost its last change, which is younger than slots are kept.
+    /// The registry fails over and has lost its last change: of a record one that is younger than slots are
+    /// kept, of the list one that is younger than a lease.
     fn go_back(&self, which: usize) {
         if !self.options.goes_back || self.gone_back.load(Ordering::Relaxed) {
             return;
@@ -401,7 +402,7 @@ impl World {
         let before = self.before.lock().unwrap();
         let name = &self.names[which];
         if let Some((_, at, Some(old))) = before.changed.get(name)
-            && self.rt.now().since(*at) < GRAVE / 2
+            && self.rt.now().since(*at) < if which < 2 { GRAVE / 2 } else { LEASE }
         {
             self.gone_back.store(true, Ordering::Relaxed);
             self.store.put_now(name.clone(), old.clone()).unwrap();

@@ -387,12 +387,19 @@ impl Catalog {
         self.records.get(key)
     }
 
-    /// Keys whose record is to be loaded, among those of which one is known.
-    pub fn stale(&self) -> impl Iterator<Item = &Key> {
-        let stale = |(key, record): &(&Key, &Record)| {
-            self.list.get(key).is_some_and(|version| version > record.version)
+    /// Keys whose record is to be loaded, among those of which one is known; all of them, if so
+    /// asked.
+    pub fn stale(&self, all: bool) -> impl Iterator<Item = &Key> {
+        let stale = move |(key, record): &(&Key, &Record)| {
+            all || self.list.get(key).is_some_and(|version| version > record.version)
         };
         self.records.iter().filter(stale).map(|(key, _)| key)
+    }
+
+    /// Whether any record is known.
+    #[must_use]
+    pub fn has_records(&self) -> bool {
+        !self.records.is_empty()
     }
 
     /// Whether the list that is in force shows at least this version of the record of `key`.
@@ -492,7 +499,7 @@ mod tests {
         let list = list.with(2, &key, second.version, 9).unwrap();
         catalog.handle_list(at(10), list.root(), list);
         assert_eq!(catalog.lookup(at(11), &key), Lookup::Stale(Some(&first)));
-        assert_eq!(catalog.stale().count(), 1);
+        assert_eq!(catalog.stale(false).count(), 1);
         assert!(catalog.handle_record(&key, second.clone()));
         assert!(!catalog.handle_record(&key, first), "never back");
         assert_eq!(catalog.lookup(at(11), &key), Lookup::Record(&second, at(1010)));
