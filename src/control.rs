@@ -9,7 +9,7 @@ use crate::engine::data::near::Freshness;
 use crate::error::{Error, ErrorKind, Result};
 use crate::heatsink::Heatsink;
 use crate::key::{KEY_BYTES_MAX, Key};
-use crate::salt::Salting;
+use crate::salt::{Salted, Salting};
 use crate::shared::Shared;
 use std::fmt;
 use std::time::Duration;
@@ -35,13 +35,15 @@ pub struct Schedule {
     prefix: Option<Key>,
     starts_in: Duration,
     lasts: Duration,
+    slots: Option<u32>,
 }
 
 impl Schedule {
     /// Treats `keys` whatever their traffic.
     pub fn keys<K: AsRef<[u8]>>(keys: impl IntoIterator<Item = K>) -> Schedule {
         let keys = keys.into_iter().map(|k| Key::copy(k.as_ref())).collect();
-        Schedule { keys, prefix: None, starts_in: Duration::ZERO, lasts: Duration::MAX }
+        let (starts_in, lasts) = (Duration::ZERO, Duration::MAX);
+        Schedule { keys, prefix: None, starts_in, lasts, slots: None }
     }
 
     /// Treats keys that begin with `prefix` as soon as their traffic comes within reach of the
@@ -49,6 +51,13 @@ impl Schedule {
     pub fn prefix(prefix: impl AsRef<[u8]>) -> Schedule {
         let prefix = Some(Key::copy(prefix.as_ref()));
         Schedule { prefix, ..Schedule::keys([[0; 0]; 0]) }
+    }
+
+    /// Salts the keys, which are counters, in place of caching them: before the push goes out. They
+    /// go back to one place at the end. Not for a prefix.
+    pub fn salted(mut self, slots: u32) -> Schedule {
+        self.slots = Some(slots);
+        self
     }
 
     /// Starts later. Default: now.
@@ -125,18 +134,19 @@ impl<'a> Control<'a> {
         keys: impl IntoIterator<Item = K>,
         slots: u32,
     ) -> Result<()> {
-        let Some(salted) = &self.shared().salted else {
-            let text = "salting is not switched on: pass a Salt to Builder::salt";
-            return Err(Error::not_applied(ErrorKind::Unsupported, text));
-        };
-        let slots = u16::try_from(slots).ok().filter(|k| (1..=SLOTS_MAX).contains(k));
-        let text = "a counter has 1 to 1024 slots";
-        let slots = slots.ok_or_else(|| Error::not_applied(ErrorKind::Limit, text))?;
+        let (salted, slots) = (self.salted()?, slot_count(slots)?);
         for key in keys {
             check_len(key.as_ref())?;
             salted.pin(self.0.shared(), &Key::copy(key.as_ref()), Some(slots));
         }
         Ok(())
+    }
+
+    fn salted(&self) -> Result<&Salted> {
+        self.shared().salted.as_deref().ok_or_else(|| {
+            let text = "salting is not switched on: pass a Salt to Builder::salt";
+            Error::not_applied(ErrorKind::Unsupported, text)
+        })
     }
 
     /// Takes a pin back; whether there was one. A counter that was pinned to slots goes back to
@@ -173,6 +183,16 @@ impl<'a> Control<'a> {
     /// be pinned and scheduled than [`NearCache::keys_max`](crate::NearCache::keys_max).
     pub fn schedule(&self, schedule: Schedule) -> Result<u64> {
         let shared = self.shared();
+        if let Some(slots) = schedule.slots {
+            let salted = self.salted()?;
+            if schedule.prefix.is_some() {
+                let text = "a schedule of salted counters names keys, not a prefix";
+                return Err(Error::not_applied(ErrorKind::Unsupported, text));
+            }
+            schedule.keys.iter().try_for_each(|key| check_len(key))?;
+            let what = (schedule.keys, slot_count(slots)?);
+            return salted.schedule(shared, what, schedule.starts_in, schedule.lasts);
+        }
         let now = shared.clock.now();
         let from = now.after(schedule.starts_in);
         let until = from.after(schedule.lasts);
@@ -191,7 +211,9 @@ impl<'a> Control<'a> {
     /// Takes a schedule back; whether it was there still.
     #[expect(clippy::must_use_candidate, reason = "taking back is what it is called for")]
     pub fn cancel(&self, schedule: u64) -> bool {
-        self.steer(|operator| operator.cancel(schedule))
+        let salted = self.shared().salted.as_ref();
+        salted.is_some_and(|salted| salted.cancel(self.0.shared(), schedule))
+            || self.steer(|operator| operator.cancel(schedule))
     }
 
     fn with_hashes(&self, keys: Vec<Key>) -> Result<Vec<(Key, u64)>> {
@@ -366,6 +388,12 @@ impl Explanation {
         let secs = hot.hot_for.as_secs();
         write!(f, "; {} store operations saved in {secs} s", hot.saved)
     }
+}
+
+fn slot_count(slots: u32) -> Result<u16> {
+    let slots = u16::try_from(slots).ok().filter(|k| (1..=SLOTS_MAX).contains(k));
+    let text = "a counter has 1 to 1024 slots";
+    slots.ok_or_else(|| Error::not_applied(ErrorKind::Limit, text))
 }
 
 fn check_len(key: &[u8]) -> Result<()> {

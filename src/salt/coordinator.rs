@@ -86,6 +86,7 @@ impl Salted {
                 drop(done);
             }));
         }
+        self.keep_schedules(shared, now);
         self.look_at_traffic(shared);
         let due = self.jobs.lock().begin(now);
         for key in due {

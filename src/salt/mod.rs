@@ -8,6 +8,7 @@ mod join;
 #[cfg(feature = "testing")]
 mod mutants;
 mod options;
+mod schedule;
 mod steps;
 
 pub(crate) use event::add_event;
@@ -34,6 +35,7 @@ use crate::store::{DynStore, Stored};
 use crate::sync::Mutex;
 use coordinator::Jobs;
 use options::Tallies;
+use schedule::Planned;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -57,6 +59,7 @@ pub(crate) struct Salted {
     pub(crate) registrar: Registrar,
     waits: Waits,
     jobs: Mutex<Jobs>,
+    planned: Mutex<Planned>,
     renewing: AtomicBool,
     /// When the hot list was last looked at, in nanoseconds of the lease clock.
     looked: AtomicU64,
@@ -92,6 +95,7 @@ impl Salted {
             waits: options.waits(&timing, seal),
             options: options.clone(),
             jobs: Mutex::new(Jobs::default()),
+            planned: Mutex::new(Planned::default()),
             renewing: AtomicBool::new(false),
             looked: AtomicU64::new(0),
             paused_until: AtomicU64::new(0),

@@ -6,7 +6,7 @@ use heatsink::store::{Capability, MemoryStore, Store};
 use heatsink::testing::SimRuntime;
 use heatsink::{
     Builder, Ceiling, Counted, Detect, ErrorKind, Heatsink, Key, Loads, Redelivery, Result, Salt,
-    Treatment,
+    Schedule, Treatment,
 };
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -117,6 +117,22 @@ fn a_counter_grows_shrinks_and_folds_and_keeps_its_sum() {
     let left: Vec<String> = rig.store.snapshot().keys().map(Key::to_string).collect();
     assert!(!left.iter().any(|name| name.contains("slot.")), "{left:?}");
     assert_eq!(rig.hs.salt_stats().lost, 0);
+}
+
+#[test]
+fn a_schedule_salts_before_the_push_and_folds_after_it() {
+    let rig = Rig::new(Salt::new());
+    let push = Schedule::keys(["likes"]).salted(16).starts_in(60 * SEC).lasts(600 * SEC);
+    let id = rig.hs.control().schedule(push).unwrap();
+    rig.rt.run_for(59 * SEC);
+    assert_eq!(rig.hs.explain("likes").salting, None);
+    rig.rt.run_for(10 * SEC);
+    assert_eq!(rig.hs.explain("likes").salting.unwrap().slots, 16);
+    rig.rt.block_on(rig.hs.counter("likes").add(3)).unwrap();
+    rig.rt.run_for(600 * SEC);
+    rig.settle("likes", 1);
+    assert_eq!(rig.sum("likes"), 3);
+    assert!(!rig.hs.control().cancel(id), "it is over");
 }
 
 #[test]
