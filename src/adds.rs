@@ -248,14 +248,20 @@ pub(crate) struct Cell {
     pub(crate) key: Key,
     pub(crate) batches: Mutex<Batches<Arc<Letter>>>,
     pub(crate) known: Mutex<Known>,
-    /// Writes that were sent to the store, where counters may be salted.
-    pub(crate) sent: AtomicU64,
+    /// Adds that were sent, and the writes that carried them, where counters may be salted.
+    pub(crate) weight: [AtomicU64; 2],
 }
 
 impl Cell {
     pub(crate) fn new(hash: u64, key: Key) -> Arc<Cell> {
         let (batches, known) = (Mutex::new(Batches::default()), Mutex::new(Known::default()));
-        Arc::new(Cell { hash, key, batches, known, sent: AtomicU64::new(0) })
+        Arc::new(Cell { hash, key, batches, known, weight: Default::default() })
+    }
+
+    /// One write that carries so many adds is sent.
+    pub(crate) fn weigh(&self, adds: u64) {
+        count(&self.weight[0], adds);
+        count(&self.weight[1], 1);
     }
 }
 

@@ -174,7 +174,7 @@ fn job(mut ticket: Ticket) -> BoxFuture<'static, ()> {
 /// One `add` of the store, its panic and its silence turned into errors of unknown outcome.
 async fn send(shared: &Arc<Shared>, cell: &Arc<Cell>, amount: i64, adds: u64) -> Result<()> {
     let answer = match &shared.salted {
-        Some(salted) => salted.add(shared, cell, amount).await,
+        Some(salted) => salted.add(shared, cell, (amount, adds)).await,
         None => {
             let add = shared.store.clone().add(cell.key.clone(), amount);
             match bounded(shared, shared.options.loads.timeout, call::catch(add)).await {

@@ -21,9 +21,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A load above this part of what is planned with is hot, in thousandths.
 const HOT_PERMILLE: f64 = 500.0;
 
-/// A shard is full: more is asked than could be counted yet.
-const FULL_PERMILLE: f64 = 900.0;
-
 /// From this part on the slots are made ready.
 const WARM_PERMILLE: f64 = 250.0;
 
@@ -54,31 +51,20 @@ impl Salted {
                 continue;
             };
             seen.push(entry.key.clone());
-            // Until they have settled, rates are only what proved the key hot.
-            let asked = entry.settled.then_some(entry.writes_per_sec);
-            self.weigh(shared, &cell, (now, asked), &ceiling);
+            self.weigh(shared, &cell, now, &ceiling);
         }
         self.cool_down(shared, &seen, now);
     }
 
     /// One hot counter: the operations that its combined adds cost, against what a shard can take.
-    fn weigh(
-        &self,
-        shared: &Arc<Shared>,
-        cell: &Cell,
-        (now, asked): (Tick, Option<f64>),
-        ceiling: &Ceiling,
-    ) {
-        let sent = cell.sent.load(Ordering::Relaxed);
-        let Some(load) = self.load_of(&cell.key, sent, now) else { return };
-        let processes = f64::from(self.options.processes);
+    fn weigh(&self, shared: &Arc<Shared>, cell: &Cell, now: Tick, ceiling: &Ceiling) {
+        let Some(rates) = self.rates_of(cell, now) else { return };
+        let [asked, load] = rates.map(|rate| rate * f64::from(self.options.processes));
         let permille = f64::from(shared.options.steering.detect.treat.target_permille);
         let target = ceiling.writes_per_sec * permille / 1000.0;
-        let asked = asked.unwrap_or(0.0).max(load) * processes;
-        let load = load * processes;
         let heat = 1000.0 * load / target;
         let k = self.slots_for(shared, &cell.key, asked, target);
-        let want = if asked < target && heat < FULL_PERMILLE {
+        let want = if asked < target {
             None
         } else if heat >= HOT_PERMILLE {
             Some(if self.may_seal_home() { Want::AtOnce(k) } else { Want::Slots(k) })

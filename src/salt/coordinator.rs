@@ -4,6 +4,7 @@
 //! are due; the others wait a little longer, and only look if it is done already.
 
 use super::{Salted, count};
+use crate::adds::Cell;
 use crate::engine::control::registry::Record;
 use crate::engine::control::rotation::{Step, Want, Watch};
 use crate::engine::control::salt::{self as plan, Gen};
@@ -57,8 +58,8 @@ pub(super) struct Automatic {
 /// What is remembered of the traffic of a counter.
 #[derive(Clone, Copy, Default)]
 struct Traffic {
-    /// Store operations, and when they were counted.
-    sent: Option<(u64, Tick)>,
+    /// Adds and writes, and when they were counted.
+    weight: Option<([u64; 2], Tick)>,
     cold_looks: u32,
     /// The last change of mind.
     changed: Option<Tick>,
@@ -147,14 +148,15 @@ impl Salted {
         true
     }
 
-    /// Store operations a second since the last look; `None` at the first.
-    pub(super) fn load_of(&self, key: &Key, sent: u64, now: Tick) -> Option<f64> {
+    /// Adds, and the writes that carry them, a second since the last look; `None` at the first.
+    pub(super) fn rates_of(&self, cell: &Cell, now: Tick) -> Option<[f64; 2]> {
+        let weight = [0, 1].map(|i| cell.weight[i].load(Ordering::Relaxed));
         let mut jobs = self.jobs.lock();
-        jobs.add(key, Tick::MAX);
-        let traffic = jobs.0.get_mut(key)?.traffic.get_or_insert_default();
-        let (before, at) = traffic.sent.replace((sent, now))?;
+        jobs.add(&cell.key, Tick::MAX);
+        let traffic = jobs.0.get_mut(&cell.key)?.traffic.get_or_insert_default();
+        let (before, at) = traffic.weight.replace((weight, now))?;
         let secs = now.since(at).as_secs_f64();
-        (secs > 0.0).then(|| sent.saturating_sub(before) as f64 / secs)
+        (secs > 0.0).then(|| [0, 1].map(|i| weight[i].saturating_sub(before[i]) as f64 / secs))
     }
 
     /// Keys that are salted since their traffic asked for it.

@@ -47,6 +47,9 @@ pub(crate) async fn add_event(
     (id, amount): (Key, i64),
     redelivery: Redelivery,
 ) -> Result<Counted> {
+    if shared.salted.is_some() {
+        cell.weigh(1);
+    }
     match redelivery {
         Redelivery::CountsOnce => once(shared, &cell.key, &id, amount).await,
         Redelivery::SentOnce => send(shared, cell, &id, amount).await.map(|()| Counted::Now),

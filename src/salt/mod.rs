@@ -205,14 +205,14 @@ impl Salted {
         Err(Error::not_applied(ErrorKind::Store, text).with_key(key))
     }
 
-    /// Adds `amount` to the counter of `cell`, wherever it is now.
+    /// Adds an amount, made of so many adds, to the counter of `cell`, wherever it is now.
     pub(crate) async fn add(
         &self,
         shared: &Arc<Shared>,
         cell: &Arc<Cell>,
-        amount: i64,
+        (amount, adds): (i64, u64),
     ) -> Result<()> {
-        count(&cell.sent, 1);
+        cell.weigh(adds);
         let store = shared.store.clone();
         let send = |name: Key| -> crate::runtime::BoxFuture<'static, Result<i64>> {
             store.clone().add(name, amount)

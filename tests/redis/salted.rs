@@ -139,8 +139,10 @@ struct Ended {
 fn end(mut writer: Child) -> Ended {
     drop(writer.stdin.take());
     let lines = BufReader::new(writer.stdout.take().unwrap()).lines().map_while(Result::ok);
-    let said = lines.filter_map(|line| line.strip_prefix("writer ").map(str::to_owned)).next();
-    assert!(writer.wait().unwrap().success());
+    // To its end, or the writer could not say that it has ended well.
+    let lines: Vec<String> = lines.collect();
+    let said = lines.iter().find_map(|line| line.strip_prefix("writer "));
+    assert!(writer.wait().unwrap().success(), "{lines:?}");
     let said = said.expect("a writer says what it has done");
     let numbers: Vec<i64> = said.split(' ').map(|n| n.parse().unwrap()).collect();
     Ended { acked: numbers[0], unknown: numbers[1] }

@@ -1,3 +1,11 @@
+//! Records and rotations at random, against what each must promise.
+//!
+//! - **What**: the property tests of [`super`].
+//! - **Invariant**: a reader of any record in force finds what a writer of any may write.
+//! - **Time and units**: none.
+//! - **Bounds**: 80 steps a case.
+//! - **Source**: rules K1 to K8 of the protocol.
+
 use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
