@@ -1,12 +1,11 @@
 //! Counters of one instance: their options, their numbers, and the table that lets all handles of
 //! one key share its batches and its sum.
 
-use crate::batch::Letter;
+use crate::batch::Batches;
 use crate::buffer::Buffer;
 #[cfg(feature = "testing")]
 use crate::engine::control::lanes::{Ended, Flush};
 use crate::engine::control::roster;
-use crate::engine::data::adds::Adds as Batches;
 use crate::engine::data::sums::Known;
 use crate::error::{Error, Result};
 use crate::key::Key;
@@ -246,7 +245,7 @@ pub(crate) fn count(tally: &AtomicU64, n: u64) {
 pub(crate) struct Cell {
     pub(crate) hash: u64,
     pub(crate) key: Key,
-    pub(crate) batches: Mutex<Batches<Arc<Letter>>>,
+    pub(crate) batches: Mutex<Batches>,
     pub(crate) known: Mutex<Known>,
     /// Adds that were sent, and the writes that carried them, where counters may be salted.
     pub(crate) weight: [AtomicU64; 2],

@@ -7,71 +7,29 @@
 
 use crate::adds::{Cell, count};
 use crate::call;
-use crate::engine::data::adds::{Arrival, BatchId, Next};
-use crate::engine::data::flight::WaiterId;
+use crate::engine::data::adds::{Adds, Arrival, BatchId, Next, Place, Woken};
 use crate::engine::data::gate::WriteSlot;
 use crate::error::{Error, ErrorKind, Outcome, Result};
 use crate::runtime::BoxFuture;
 use crate::shared::Shared;
-use crate::sync::Mutex;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// A waiting caller's letter box.
-#[derive(Default)]
-pub(crate) struct Letter(Mutex<Contents>);
+/// Where the callers of one batch read what became of it.
+pub(crate) type News = Arc<OnceLock<Result<()>>>;
 
-#[derive(Default)]
-struct Contents {
-    outcome: Option<Result<()>>,
-    lead: Option<Ticket>,
-    waker: Option<Waker>,
-}
-
-impl Letter {
-    /// Called outside all locks.
-    pub(crate) fn deliver(&self, outcome: Result<()>) {
-        self.post(|contents| contents.outcome = Some(outcome));
-    }
-
-    fn lead(&self, ticket: Ticket) {
-        self.post(|contents| contents.lead = Some(ticket));
-    }
-
-    fn post(&self, write: impl FnOnce(&mut Contents)) {
-        let mut contents = self.0.lock();
-        write(&mut contents);
-        let waker = contents.waker.take();
-        drop(contents);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-
-    pub(crate) fn poll(&self, waker: &Waker) -> Poll<Result<()>> {
-        let mut contents = self.0.lock();
-        if let Some(outcome) = contents.outcome.take() {
-            return Poll::Ready(outcome);
-        }
-        if !contents.waker.as_ref().is_some_and(|w| w.will_wake(waker)) {
-            contents.waker = Some(waker.clone());
-        }
-        Poll::Pending
-    }
-
-    fn take_lead(&self) -> Option<Ticket> {
-        self.0.lock().lead.take()
-    }
-}
+/// How a waiting caller is woken.
+pub(crate) type Batches = Adds<Waker, News>;
 
 /// The right and the duty to send one batch and to end it.
 struct Ticket {
     shared: Arc<Shared>,
     cell: Arc<Cell>,
     batch: BatchId,
+    news: News,
     stage: Stage,
 }
 
@@ -87,8 +45,9 @@ enum Stage {
 }
 
 impl Ticket {
-    fn new(shared: &Arc<Shared>, cell: &Arc<Cell>, batch: BatchId) -> Ticket {
-        Ticket { shared: shared.clone(), cell: cell.clone(), batch, stage: Stage::Open }
+    fn new(shared: &Arc<Shared>, cell: &Arc<Cell>, batch: BatchId, news: &News) -> Ticket {
+        let (shared, cell) = (shared.clone(), cell.clone());
+        Ticket { shared, cell, batch, news: news.clone(), stage: Stage::Open }
     }
 
     /// Announces the write and closes the batch: how much is sent.
@@ -114,22 +73,25 @@ impl Ticket {
             self.shared.end_write(self.cell.hash, &self.cell.key, slot, end);
         }
         self.stage = Stage::Ended;
+        // Before the batch is gone: who finds it gone finds the news.
+        let _ = self.news.set(outcome.clone());
         let (told, next) = self.cell.batches.lock().land(self.batch);
-        self.pass_on(next);
-        call::each(told, |letter| letter.deliver(outcome.clone()));
+        // The next leader first; each of them is woken, whatever becomes of the others.
+        let all = std::iter::once(next).chain(told.wakers().map(Next::Lead));
+        call::each(all, |next| pass_on(&self.shared, &self.cell, next));
     }
+}
 
-    /// Sees to the next batch.
-    fn pass_on(&self, next: Next<Arc<Letter>>) {
-        match next {
-            Next::Nobody => {}
-            Next::Lead(batch, letter) => letter.lead(Ticket::new(&self.shared, &self.cell, batch)),
-            Next::Orphan(batch) => {
-                let mut ticket = Ticket::new(&self.shared, &self.cell, batch);
-                ticket.stage = Stage::Orphan;
-                let runtime = self.shared.runtime.clone();
-                runtime.spawn(job(ticket));
-            }
+/// Sees to the next batch.
+fn pass_on(shared: &Arc<Shared>, cell: &Arc<Cell>, next: Next<Waker, News>) {
+    match next {
+        Next::Nobody => {}
+        Next::Lead(waker) => waker.wake(),
+        Next::Orphan(batch, news) => {
+            let mut ticket = Ticket::new(shared, cell, batch, &news);
+            ticket.stage = Stage::Orphan;
+            let runtime = shared.runtime.clone();
+            runtime.spawn(job(ticket));
         }
     }
 }
@@ -144,19 +106,19 @@ impl Drop for Ticket {
             }
             Stage::Open => {
                 let next = self.cell.batches.lock().abandon(self.batch);
-                self.pass_on(next);
+                pass_on(&self.shared, &self.cell, next);
             }
             Stage::Orphan => {
                 let mut batches = self.cell.batches.lock();
                 // Somebody may have joined since.
                 let next = batches.abandon(self.batch);
-                if matches!(next, Next::Orphan(_)) {
-                    let (_, adds) = batches.give_up(self.batch);
+                if matches!(next, Next::Orphan(..)) {
+                    let adds = batches.give_up(self.batch);
                     drop(batches);
                     return count(&self.shared.counters.tallies.adds_given_up, adds);
                 }
                 drop(batches);
-                self.pass_on(next);
+                pass_on(&self.shared, &self.cell, next);
             }
         }
     }
@@ -165,7 +127,11 @@ impl Drop for Ticket {
 /// Sends the batch of `ticket` and tells its callers.
 fn job(mut ticket: Ticket) -> BoxFuture<'static, ()> {
     Box::pin(async move {
-        let Some((amount, adds)) = ticket.send() else { return };
+        let Some((amount, adds)) = ticket.send() else {
+            let text = "the add was not there to be sent";
+            let _ = ticket.news.set(Err(Error::not_applied(ErrorKind::Store, text)));
+            return;
+        };
         let outcome = send(&ticket.shared, &ticket.cell, amount, adds).await;
         ticket.land(&outcome);
     })
@@ -173,6 +139,7 @@ fn job(mut ticket: Ticket) -> BoxFuture<'static, ()> {
 
 /// One `add` of the store, its panic and its silence turned into errors of unknown outcome.
 async fn send(shared: &Arc<Shared>, cell: &Arc<Cell>, amount: i64, adds: u64) -> Result<()> {
+    shared.admit(cell.hash, &cell.key, None)?;
     let answer = match &shared.salted {
         Some(salted) => salted.add(shared, cell, (amount, adds)).await,
         None => {
@@ -209,47 +176,75 @@ pub(crate) async fn bounded<T>(
     .await
 }
 
-/// A caller's wait for its add, and the batch if this caller leads.
-pub(crate) struct AddCall {
-    shared: Arc<Shared>,
-    cell: Arc<Cell>,
-    letter: Arc<Letter>,
-    id: WaiterId,
-    job: Option<BoxFuture<'static, ()>>,
-    /// Before it sends, it lets other tasks of its runtime run once.
-    gives_way: bool,
-    finished: bool,
-}
-
 /// Adds `amount` to the counter of `cell`, together with whatever comes meanwhile.
 pub(crate) async fn add(shared: &Arc<Shared>, cell: &Arc<Cell>, amount: i64) -> Result<()> {
-    match AddCall::new(shared, cell, amount) {
+    let begin = poll_fn(|cx| Poll::Ready(AddCall::new(shared, cell, amount, cx.waker())));
+    match begin.await {
         Ok(Some(call)) => call.await,
         Ok(None) => alone(shared.clone(), cell.clone(), amount).await,
         Err(error) => Err(error),
     }
 }
 
-impl AddCall {
+/// A caller's wait for its add, and the batch if this caller leads.
+struct AddCall<'a> {
+    shared: &'a Arc<Shared>,
+    cell: &'a Arc<Cell>,
+    place: Place,
+    news: News,
+    job: Option<BoxFuture<'static, ()>>,
+    /// Before it sends, it lets other tasks of its runtime run once.
+    gives_way: bool,
+    /// It is polled with the waker that it came with.
+    fresh: bool,
+    finished: bool,
+}
+
+impl<'a> AddCall<'a> {
     /// `None` when too many wait already.
-    fn new(shared: &Arc<Shared>, cell: &Arc<Cell>, amount: i64) -> Result<Option<AddCall>> {
-        let letter = Arc::new(Letter::default());
-        let limit = shared.options.loads.waiters_max;
+    fn new(
+        shared: &'a Arc<Shared>,
+        cell: &'a Arc<Cell>,
+        amount: i64,
+        waker: &Waker,
+    ) -> Result<Option<AddCall<'a>>> {
+        let (waker, limit) = (waker.clone(), shared.options.loads.waiters_max);
         let mut batches = cell.batches.lock();
-        let arrival = batches.arrive(amount, letter.clone(), limit);
-        let gives_way = batches.expects_company() || !matches!(arrival, Arrival::Lead(..));
+        let arrival = batches.arrive(amount, waker, limit);
+        let company = batches.expects_company();
         drop(batches);
-        let (id, job) = match arrival {
-            Arrival::Lead(batch, id) => (id, Some(job(Ticket::new(shared, cell, batch)))),
-            Arrival::Wait(id) => (id, None),
-            Arrival::Bypass => return Ok(None),
-            Arrival::Overflow => {
+        let (place, news, leads) = match arrival {
+            Arrival::Lead(place, news) => (place, news, true),
+            Arrival::Wait(place, news) => (place, news, false),
+            Arrival::Bypass(_) => return Ok(None),
+            Arrival::Overflow(_) => {
                 let text = "the adds that are under way would not fit into 64 bits with this one";
                 return Err(Error::not_applied(ErrorKind::Overflow, text).with_key(&cell.key));
             }
         };
-        let (shared, cell) = (shared.clone(), cell.clone());
-        Ok(Some(AddCall { shared, cell, letter, id, job, gives_way, finished: false }))
+        let job = leads.then(|| job(Ticket::new(shared, cell, place.batch, &news)));
+        let gives_way = company || !leads;
+        Ok(Some(AddCall {
+            shared,
+            cell,
+            place,
+            news,
+            job,
+            gives_way,
+            fresh: true,
+            finished: false,
+        }))
+    }
+
+    /// Woken without news: to lead, or for nothing. False when there are news by now.
+    fn woken(&mut self, waker: &Waker) -> bool {
+        let waker = waker.clone();
+        let woken = self.cell.batches.lock().woken(self.place, waker);
+        if matches!(woken, Woken::Lead) {
+            let ticket = Ticket::new(self.shared, self.cell, self.place.batch, &self.news);
+            self.job = Some(job(ticket));
+        }
+        !matches!(woken, Woken::Ended(_))
     }
 }
 
@@ -300,17 +295,18 @@ impl Drop for WriteGuard<'_> {
     }
 }
 
-impl Future for AddCall {
+impl Future for AddCall<'_> {
     type Output = Result<()>;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let this = &mut *self;
         loop {
-            if let Poll::Ready(outcome) = this.letter.poll(cx.waker()) {
+            if let Some(outcome) = this.news.get() {
                 this.finished = true;
-                return Poll::Ready(outcome);
+                return Poll::Ready(outcome.clone());
             }
-            if this.job.is_none() {
-                this.job = this.letter.take_lead().map(job);
+            let fresh = std::mem::take(&mut this.fresh);
+            if this.job.is_none() && !fresh && !this.woken(cx.waker()) {
+                continue;
             }
             if this.job.is_some() && std::mem::take(&mut this.gives_way) {
                 // One turn of the scheduler, not a wait: who is ready to add joins this batch.
@@ -318,7 +314,7 @@ impl Future for AddCall {
                 return Poll::Pending;
             }
             match this.job.as_mut().map(|job| job.as_mut().poll(cx)) {
-                // Its end put the outcome into this caller's own letter box.
+                // Its end brought the news.
                 Some(Poll::Ready(())) => this.job = None,
                 Some(Poll::Pending) | None => return Poll::Pending,
             }
@@ -326,16 +322,17 @@ impl Future for AddCall {
     }
 }
 
-impl Drop for AddCall {
+impl Drop for AddCall<'_> {
     fn drop(&mut self) {
         if self.finished {
             return;
         }
-        self.cell.batches.lock().leave(self.id);
-        match self.job.take() {
-            Some(job) => self.shared.runtime.spawn(job),
-            // A lead that was not taken up goes to the next caller.
-            None => drop(self.letter.take_lead()),
+        // A lead that was not taken up goes to the next caller.
+        let (waker, next) = self.cell.batches.lock().leave(self.place);
+        pass_on(self.shared, self.cell, next);
+        if let Some(job) = self.job.take() {
+            self.shared.runtime.spawn(job);
         }
+        drop(waker);
     }
 }

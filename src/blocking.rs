@@ -3,6 +3,10 @@
 //! Not a second implementation: each call runs the async one on the calling thread and parks it
 //! while it waits. Loads in the background run on heatsink's own two worker threads.
 
+mod counters;
+
+pub use counters::{Approximate, Buffered, Counter, GrowOnly};
+
 use crate::error::Result;
 use crate::heatsink::Heatsink as Async;
 use crate::read::{Loadable, Read};
@@ -141,10 +145,18 @@ impl Wake for Parked {
     }
 }
 
-/// Runs `future` on this thread, parking it while it waits.
+fn waker() -> Waker {
+    Waker::from(Arc::new(Parked(std::thread::current())))
+}
+
+/// Runs `future` on this thread, parking it while it waits. The wake of an earlier call that comes
+/// late costs one more poll.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
+    // Made once: a call that is done at once, as an add to a buffer, allocates nothing.
+    thread_local!(static WAKER: Waker = waker());
     let mut future = pin!(future);
-    let waker = Waker::from(Arc::new(Parked(std::thread::current())));
+    // A thread that ends may still call, from a drop.
+    let waker = WAKER.try_with(Waker::clone).unwrap_or_else(|_| waker());
     let mut cx = Context::from_waker(&waker);
     loop {
         match future.as_mut().poll(&mut cx) {

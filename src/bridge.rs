@@ -51,6 +51,17 @@ pub(crate) fn publish(stats: &Stats) {
     counter!("heatsink_bypassed_total").absolute(stats.bypassed);
     counter!("heatsink_writes_total").absolute(stats.writes);
     counter!("heatsink_writes_unknown_total").absolute(stats.writes_unknown);
+    counter!("heatsink_adds_total").absolute(stats.adds.adds);
+    counter!("heatsink_adds_unknown_total").absolute(stats.adds.adds_unknown);
+    counter!("heatsink_adds_held_total").absolute(stats.adds_held);
+    counter!("heatsink_add_batches_total").absolute(stats.adds.batches);
+    counter!("heatsink_flushes_total").absolute(stats.adds.flushes);
+    counter!("heatsink_flushes_failed_total").absolute(stats.adds.flushes_failed);
+    counter!("heatsink_adds_through_total").absolute(stats.adds.through);
+    counter!("heatsink_adds_refused_total").absolute(stats.adds.refused);
+    counter!("heatsink_adds_lost_total").absolute(stats.adds.lost);
+    counter!("heatsink_lanes_taken_over_total").absolute(stats.adds.lanes_taken_over);
+    counter!("heatsink_compactions_total").absolute(stats.adds.compactions);
     counter!("heatsink_promotions_total").absolute(stats.promotions);
     counter!("heatsink_demotions_total").absolute(stats.demotions);
     counter!("heatsink_samples_dropped_total").absolute(stats.samples_dropped);

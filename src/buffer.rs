@@ -4,7 +4,7 @@
 //! else takes the lock.
 
 use crate::adds::{Cell, count};
-use crate::batch::{Letter, bounded};
+use crate::batch::bounded;
 use crate::buffered::Admitted;
 use crate::cell::thread_ordinal;
 use crate::engine::control::lanes::Writer;
@@ -18,7 +18,7 @@ use crate::sync::Mutex;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
-use std::task::Waker;
+use std::task::{Poll, Waker};
 
 /// Adds go to the stripes.
 const OPEN: u8 = 0;
@@ -35,6 +35,39 @@ struct Stripe(AtomicI64);
 /// Read by every add, written when the mode changes.
 #[repr(align(128))]
 struct Mode(AtomicU8);
+
+/// The letter box of a caller that waits for a flush.
+#[derive(Default)]
+pub(crate) struct Letter(Mutex<Contents>);
+
+#[derive(Default)]
+struct Contents {
+    outcome: Option<Result<()>>,
+    waker: Option<Waker>,
+}
+
+impl Letter {
+    /// Called outside all locks.
+    fn deliver(&self, outcome: Result<()>) {
+        let mut contents = self.0.lock();
+        contents.outcome = Some(outcome);
+        let waker = contents.waker.take();
+        drop(contents);
+        wake(waker);
+    }
+
+    fn poll(&self, waker: &Waker) -> Poll<Result<()>> {
+        let new = waker.clone();
+        let mut contents = self.0.lock();
+        if let Some(outcome) = contents.outcome.take() {
+            return Poll::Ready(outcome);
+        }
+        let old = contents.waker.replace(new);
+        drop(contents);
+        drop(old);
+        Poll::Pending
+    }
+}
 
 pub(crate) struct Buffer {
     pub(crate) hash: u64,

@@ -1,8 +1,8 @@
 //! Counters that are added up in memory and flushed by a timer.
 
 use crate::adds::{AtCap, Cell, count};
-use crate::batch::{self, Letter};
-use crate::buffer::Buffer;
+use crate::batch;
+use crate::buffer::{Buffer, Letter};
 use crate::counter::Sum;
 use crate::error::{Error, ErrorKind, Result, Retry};
 use crate::heatsink::Heatsink;

@@ -21,6 +21,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 /// What a load brings to those who wait for it.
 pub(crate) type Outcome = Result<Arc<Entry>>;
@@ -103,6 +104,10 @@ impl Ticket {
 
     pub(crate) fn key(&self) -> &Key {
         &self.key
+    }
+
+    pub(crate) fn hash(&self) -> u64 {
+        self.hash
     }
 
     /// Ends the flight.
@@ -267,8 +272,11 @@ impl Call {
     }
 
     /// What the caller gets for an outcome.
-    pub(crate) fn value(&self, outcome: Outcome) -> Result<Value> {
-        outcome.map(|entry| Value::loaded(entry, self.shared.clock.now()))
+    pub(crate) fn value(&self, outcome: Outcome, max_age: Option<Duration>) -> Result<Value> {
+        match outcome {
+            Ok(entry) => Ok(Value::loaded(entry, self.shared.clock.now())),
+            Err(error) => self.shared.last_known((self.hash, &self.key), max_age, error),
+        }
     }
 
     /// Runs the load of `ticket` from the store.

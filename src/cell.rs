@@ -199,6 +199,9 @@ impl Cell {
 
     /// Shows nothing any more. The stripe's lock is held; drop the result after it is released.
     pub(crate) fn clear(&self, used: &Used) -> Option<Arc<Spread>> {
+        // To swap nothing for nothing costs a walk over all threads' guards. The lock is held:
+        // what is not there now does not come meanwhile.
+        self.shown.load().as_ref()?;
         let old = self.replace(None);
         if let Some(old) = &old {
             used.release(old.charge);

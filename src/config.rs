@@ -9,6 +9,8 @@ use crate::error::{Error, Result};
 use crate::heatsink::Heatsink;
 use crate::runtime::{self, Runtime};
 use crate::salt::Salt;
+use crate::shed::guard::Guard;
+use crate::shed::options::{Admission, Bulkhead, Retries};
 use crate::store::{DynStore, Store};
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -345,6 +347,9 @@ pub(crate) struct Options {
     pub(crate) salt: Option<Salt>,
     pub(crate) policy: Policy,
     pub(crate) steering: steering::Options,
+    pub(crate) admission: Option<Admission>,
+    /// The store behind its bulkheads, where there are any.
+    pub(crate) guard: Option<Arc<Guard>>,
     pub(crate) seed: u64,
     /// Handles per hot entry: a power of two, at least the number of cores.
     pub(crate) stripes: usize,
@@ -369,6 +374,9 @@ pub struct Builder {
     detect: Detect,
     adds: Adds,
     salt: Option<Salt>,
+    admission: Option<Admission>,
+    retries: Option<Retries>,
+    bulkhead: Option<Bulkhead>,
     runtime: Option<Arc<dyn Runtime>>,
     seed: Option<u64>,
     cores: Option<NonZeroUsize>,
@@ -383,6 +391,9 @@ impl Builder {
             detect: Detect::default(),
             adds: Adds::default(),
             salt: None,
+            admission: None,
+            retries: None,
+            bulkhead: None,
             runtime: None,
             seed: None,
             cores: None,
@@ -410,6 +421,24 @@ impl Builder {
     /// How counters behave.
     pub fn adds(mut self, adds: Adds) -> Builder {
         self.adds = adds;
+        self
+    }
+
+    /// Refuses what one key or one tenant asks of the store beyond its budget. Default: off.
+    pub fn admission(mut self, admission: Admission) -> Builder {
+        self.admission = Some(admission);
+        self
+    }
+
+    /// Repeats store calls that were not applied, within a budget. Default: off.
+    pub fn retries(mut self, retries: Retries) -> Builder {
+        self.retries = Some(retries);
+        self
+    }
+
+    /// Caps the calls that are under way to one shard. Default: off.
+    pub fn bulkhead(mut self, bulkhead: Bulkhead) -> Builder {
+        self.bulkhead = Some(bulkhead);
         self
     }
 
@@ -448,6 +477,9 @@ impl Builder {
         self.detect.check()?;
         self.adds.check()?;
         self.salt.as_ref().map_or(Ok(()), |salt| salt.check(&self.store.capability()))?;
+        self.admission.as_ref().map_or(Ok(()), Admission::check)?;
+        self.retries.as_ref().map_or(Ok(()), Retries::check)?;
+        self.bulkhead.as_ref().map_or(Ok(()), Bulkhead::check)?;
         if self.loads.timeout.is_zero() || self.loads.waiters_max == 0 {
             return Err(Error::config("Loads::timeout and Loads::waiters_max must not be zero"));
         }
@@ -463,6 +495,13 @@ impl Builder {
             cool_down: near.cool_down,
             resolution: runtime.clock().resolution(),
         };
+        let seed = self.seed.unwrap_or_else(runtime::wall_seed);
+        let (mut store, mut guard) = (self.store, None);
+        if self.retries.is_some() || self.bulkhead.is_some() {
+            let inner = (store, runtime.clone());
+            let made = Arc::new(Guard::new(inner.0, inner.1, self.retries, self.bulkhead, seed));
+            (store, guard) = (made.clone(), Some(made));
+        }
         let options = Options {
             policy,
             steering: self.detect.options(&self.near),
@@ -470,10 +509,12 @@ impl Builder {
             loads: self.loads,
             adds: self.adds,
             salt: self.salt,
-            seed: self.seed.unwrap_or_else(runtime::wall_seed),
+            admission: self.admission,
+            guard,
+            seed,
             stripes: cores.next_power_of_two().min(64),
         };
-        Heatsink::start(options, self.store, runtime)
+        Heatsink::start(options, store, runtime)
     }
 }
 

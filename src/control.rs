@@ -1,17 +1,14 @@
 //! The operator's surface: what is treated, by whose word, and why.
 
-use crate::engine::control::hotlist::{HotKey, Rule};
 use crate::engine::control::operator::{DENIED_MAX, Full, Operator, SCHEDULES_MAX, Scheduled};
 use crate::engine::control::salt::SLOTS_MAX;
 use crate::engine::control::treat::Treatment;
-use crate::engine::control::verdict::Explanation as Detected;
-use crate::engine::data::near::Freshness;
 use crate::error::{Error, ErrorKind, Result};
+use crate::explain::{CachedValue, Explanation};
 use crate::heatsink::Heatsink;
 use crate::key::{KEY_BYTES_MAX, Key};
-use crate::salt::{Salted, Salting};
+use crate::salt::Salted;
 use crate::shared::Shared;
-use std::fmt;
 use std::time::Duration;
 
 /// Keys that are known beforehand: a launch, a match, a sale.
@@ -84,6 +81,11 @@ impl<'a> Control<'a> {
 
     fn shared(&self) -> &Shared {
         self.0.shared()
+    }
+
+    #[cfg(feature = "feed")]
+    pub(crate) fn wall_ms(&self) -> u64 {
+        self.shared().clock.wall_ms()
     }
 
     /// Treats `key` from now on, whatever its traffic. In force when this returns.
@@ -228,6 +230,9 @@ impl<'a> Control<'a> {
         let out = steering.operate(shared.clock.now(), say);
         let changed = steering.take_change();
         let garbage = changed.then(|| shared.publish_index(&steering.treated()));
+        if changed {
+            shared.shed.follow(&steering, |key| shared.hash(key));
+        }
         drop(steering);
         drop(garbage);
         if changed {
@@ -245,7 +250,12 @@ impl<'a> Control<'a> {
     }
 
     pub(crate) fn explain(&self, key: &[u8]) -> Explanation {
-        let shared = self.shared();
+        Explanation::of(self.shared(), key)
+    }
+}
+
+impl Explanation {
+    pub(crate) fn of(shared: &Shared, key: &[u8]) -> Explanation {
         let hash = shared.hash(key);
         let now = shared.clock.now();
         let owned = Key::copy(key);
@@ -281,112 +291,6 @@ impl<'a> Control<'a> {
             uncacheable_for: until.since(now),
             shard: shared.store.shard_of(key),
         }
-    }
-}
-
-/// What the near cache holds of a key.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct CachedValue {
-    /// Age, counted from the start of the load.
-    pub age: Duration,
-    /// Whether it is fresh or stale.
-    pub freshness: Freshness,
-    /// The size of the value; `None` for a cached absence.
-    pub bytes: Option<usize>,
-}
-
-/// What heatsink does with a key, and why. Its `Display` is meant for people.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Explanation {
-    /// The key.
-    pub key: Key,
-    /// What is done for it; `None`: it is served like by the bare client, with single flight.
-    pub treatment: Option<Treatment>,
-    /// By whose word.
-    pub rule: Rule,
-    /// Its entry on the hot list, with the rule that fired and what was saved.
-    pub hot: Option<HotKey>,
-    /// What the detector has counted, and what it holds that against.
-    pub detected: Option<Detected>,
-    /// What the near cache holds of it now.
-    pub cached: Option<CachedValue>,
-    /// Writes of it under way in this process.
-    pub writes_active: u32,
-    /// For how long a write of unknown outcome still keeps it from being cached.
-    pub uncacheable_for: Duration,
-    /// The shard that owns it, where the store knows.
-    pub shard: Option<u32>,
-    /// Over which slots it is spread, for a salted counter.
-    pub salting: Option<Salting>,
-}
-
-impl fmt::Display for Explanation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.treatment {
-            Some(treatment) => write!(f, "{}: {treatment} ({})", self.key, self.rule)?,
-            None => write!(f, "{}: none: single flight only ({})", self.key, self.rule)?,
-        }
-        self.write_traffic(f)?;
-        if let Some(shard) = self.shard {
-            write!(f, "; on shard {shard}")?;
-        }
-        match &self.cached {
-            Some(CachedValue { age, freshness, bytes: Some(bytes) }) => {
-                write!(f, "; holds {bytes} bytes, {freshness:?}, {} ms old", age.as_millis())?;
-            }
-            Some(CachedValue { age, .. }) => {
-                write!(f, "; known to be absent for {} ms", age.as_millis())?;
-            }
-            None => write!(f, "; holds nothing")?,
-        }
-        if let Some(salting) = &self.salting {
-            write!(f, "; {salting}")?;
-        }
-        if self.writes_active > 0 {
-            write!(f, "; {} writes under way", self.writes_active)?;
-        }
-        if !self.uncacheable_for.is_zero() {
-            let ms = self.uncacheable_for.as_millis();
-            write!(f, "; not cacheable for {ms} ms: a write of unknown outcome may still land")?;
-        }
-        Ok(())
-    }
-}
-
-impl Explanation {
-    /// What was seen, which rule fired, what was saved.
-    fn write_traffic(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(seen) = &self.detected {
-            if let Some(rate) = &seen.estimate {
-                write!(
-                    f,
-                    "; {:.0} reads/s and {:.0} writes/s in the last window ({:.0}/s ± {:.0}/s at \
-                     least), {:.0}/s of them reached the store",
-                    rate.demand.reads_per_sec,
-                    rate.demand.writes_per_sec,
-                    rate.lower_bound_per_sec,
-                    rate.margin_per_sec,
-                    rate.load_per_sec,
-                )?;
-            }
-            write!(f, "; hot from {:.0}/s", seen.threshold_per_sec)?;
-        } else {
-            f.write_str("; too little traffic to be counted")?;
-        }
-        let Some(hot) = &self.hot else { return Ok(()) };
-        if let Some(reason) = &hot.reason {
-            write!(f, "; {reason}")?;
-        }
-        if !hot.in_force && hot.treatment.is_some() {
-            f.write_str("; not in force")?;
-        }
-        for advice in [hot.reads_advice, hot.writes_advice].into_iter().flatten() {
-            write!(f, "; advice: {advice}")?;
-        }
-        let secs = hot.hot_for.as_secs();
-        write!(f, "; {} store operations saved in {secs} s", hot.saved)
     }
 }
 

@@ -26,6 +26,10 @@ pub struct Sum {
 }
 
 impl Sum {
+    pub(crate) fn new(total: i64, age: Duration) -> Sum {
+        Sum { total, age }
+    }
+
     /// The sum.
     #[must_use]
     pub fn total(&self) -> i64 {
@@ -37,6 +41,12 @@ impl Sum {
     #[must_use]
     pub fn age(&self) -> Duration {
         self.age
+    }
+}
+
+impl Sum {
+    pub(crate) fn known(total: i64, age: Duration) -> Sum {
+        Sum { total, age }
     }
 }
 
@@ -111,7 +121,7 @@ impl Heatsink {
         let from = From::loader(|| async move {
             let total = load().await?;
             let stored = Some(Stored::new(total.to_string()));
-            Ok(Loaded { stored, by_loader: true, decoded: None })
+            Ok(Loaded { stored, by_loader: true, uncached: false, decoded: None })
         });
         let hash = shared.hash(&name);
         let value = self.join_or_lead((hash, name), Some(limit), from, 0).await;
@@ -189,7 +199,9 @@ impl Counter {
     /// # Errors
     /// As [`Heatsink::get`]; [`WrongType`](ErrorKind::WrongType) when the value is not an integer.
     pub async fn sum(&self) -> Result<Sum> {
-        self.sum_with(self.hs.shared().options.adds.sum_ttl).await
+        let shared = self.hs.shared();
+        let sum = self.sum_with(shared.options.adds.sum_ttl).await;
+        shared.last_sum(&self.cell, sum)
     }
 
     /// Like [`sum`](Counter::sum), at most `max_age` old; zero asks the store after the call.

@@ -188,6 +188,9 @@ impl Driver {
         shared.sampler.set_one_in(steering.sampling());
         let changed = steering.take_change();
         let garbage = changed.then(|| shared.publish_index(&steering.treated()));
+        if changed {
+            shared.shed.follow(&steering, |key| shared.hash(key));
+        }
         let events: Vec<Event> = std::iter::from_fn(|| steering.poll_event()).collect();
         #[cfg(feature = "metrics")]
         let windows = steering.counts().windows;

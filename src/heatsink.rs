@@ -3,9 +3,10 @@
 use crate::call::{self, Call, Step, Ticket};
 use crate::cell::Entry;
 use crate::config::{Builder, Options};
-use crate::control::{Control, Explanation};
+use crate::control::Control;
 use crate::driver::DriverHandle;
 use crate::error::{Error, Result};
+use crate::explain::Explanation;
 use crate::key::Key;
 use crate::read::{From, JoinAll, Loadable, Read, within};
 use crate::runtime::{BoxFuture, Runtime};
@@ -96,7 +97,8 @@ impl Heatsink {
     ///
     /// # Errors
     /// Those of the store; [`Timeout`](crate::ErrorKind::Timeout), [`Panicked`](crate::ErrorKind::Panicked),
-    /// [`Recursive`](crate::ErrorKind::Recursive).
+    /// [`Recursive`](crate::ErrorKind::Recursive); [`Shed`](crate::ErrorKind::Shed) where a budget or a
+    /// bulkhead was asked for.
     #[inline]
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         let key = key.as_ref();
@@ -183,9 +185,9 @@ impl Heatsink {
 
     fn batch(&self, tickets: Vec<Ticket>) -> BoxFuture<'static, ()> {
         let keys: Vec<Key> = tickets.iter().map(|t| t.key().clone()).collect();
-        let store = self.0.shared.store.clone();
+        let shared = self.0.shared.clone();
         let load = Box::pin(async move {
-            let all = store.get_many(keys).await;
+            let all = shared.load_many(keys).await;
             all.into_iter().map(|r| r.map(Loaded::from_store)).collect()
         });
         call::batch_job(&self.0.shared, tickets, load)
@@ -249,7 +251,12 @@ impl Heatsink {
         let key = key.as_ref();
         let from = From::loader(|| async move {
             let loaded = loader().await.map_err(Error::loader)?;
-            Ok(Loaded { stored: loaded.into_stored(), by_loader: true, decoded: None })
+            Ok(Loaded {
+                stored: loaded.into_stored(),
+                by_loader: true,
+                uncached: false,
+                decoded: None,
+            })
         });
         let value = self.load_raw(key, read, from).await?;
         T::out(present(value)).map_err(|e| e.with_key(key))
@@ -322,7 +329,19 @@ impl Heatsink {
         self.0.shared.invalidate_all();
     }
 
-    /// A view of this handle that reads and writes values of type `T`.
+    /// A view of this handle that reads and writes values of type `T`: encoded once per write,
+    /// decoded once per load, not once per hit. `Json` (feature `json`) takes every type that
+    /// serde can carry; [`Text`](crate::Text) takes strings; for others implement [`Codec`].
+    ///
+    /// # Example
+    /// ```
+    /// use heatsink::{Heatsink, Text, store::MemoryStore};
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let names = Heatsink::new(MemoryStore::new(8))?.typed::<String, _>(Text);
+    /// names.put("user:9:name", &"nova".to_owned()).await?;
+    /// assert_eq!(*names.get("user:9:name").await?.unwrap(), "nova");
+    /// # Ok::<(), heatsink::Error>(()) }).unwrap();
+    /// ```
     pub fn typed<T, C: Codec<T>>(&self, codec: C) -> Typed<T, C> {
         Typed::new(self.clone(), codec)
     }
@@ -449,6 +468,7 @@ impl Heatsink {
         if let Some(error) = refused {
             return Box::pin(std::future::ready(Err(error)));
         }
+        let from = from.of(read.tenant);
         Box::pin(within(runtime, read.deadline, async move {
             this.join_or_lead((hash, key), read.max_age, from, due).await
         }))
@@ -486,9 +506,7 @@ impl Heatsink {
                         call.run(from.job(shared, ticket));
                     }
                     match (&mut call).await {
-                        Step::Done(outcome) => {
-                            return outcome.map(|e| Value::loaded(e, shared.clock.now()));
-                        }
+                        Step::Done(outcome) => return call.value(outcome, max_age),
                         Step::Lead(ticket) => next = Some(ticket),
                     }
                 }
@@ -501,8 +519,8 @@ impl Heatsink {
         let shared = self.0.shared.clone();
         Box::pin(async move {
             let started = shared.clock.now();
-            let store = (shared.store.clone(), key.clone());
-            let loaded = call::catch(from.load(store)).await.and_then(|r| r);
+            let load = from.load(&shared, key.clone(), false);
+            let loaded = call::catch(load).await.and_then(|r| r);
             let loaded = loaded.map_err(|e| e.with_key(&key))?;
             let entry = Arc::new(shared.entry(loaded, 0, started));
             Ok(Value::loaded(entry, shared.clock.now()))

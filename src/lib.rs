@@ -4,10 +4,14 @@
 //!
 //! - [`Heatsink`]: the handle a service calls; [`blocking`] for plain threads, [`Typed`] for types.
 //! - [`Counter`], [`Buffered`]: adds that combine; [`Adds`]: their options.
+//! - [`Stock`]: units that are sold once each.
+//! - [`Admission`], [`Retries`], [`Bulkhead`]: shedding what is left; off unless asked for.
+//! - [`Limiter`]: a limit that many processes share.
 //! - [`store`]: what heatsink needs from a store, and the embedded one.
 //! - [`Salt`]: counters spread over slots that grow and shrink; [`Registry`]: where that is written.
 //! - [`HotList`]: who is hot; [`Control`]: pins, denials, schedules, [`Explanation`]; [`Stats`]:
 //!   plain numbers.
+//! - `feed` (feature `feed`): one hot list for the processes of a host and of a fleet.
 //! - [`engine`]: the decisions, pure: no clock, lock, thread or await. *The engine decides, the
 //!   shell acts.*
 //! - [`runtime`]: the only place that reads clocks and starts threads.
@@ -26,6 +30,7 @@
 //! | rand_xoshiro | seeded randomness that replays |
 //! | rustix | the coarse clock, without `unsafe` |
 //! | tokio (feature) | tasks where the caller runs |
+//! | serde, serde_json (features `json`, `feed`) | values, and the feed's lines, as JSON |
 //! | metrics, tracing (features) | numbers and events to whatever the service has installed |
 
 mod adds;
@@ -42,6 +47,9 @@ mod counter;
 mod driver;
 pub mod engine;
 mod error;
+mod explain;
+#[cfg(feature = "feed")]
+pub mod feed;
 mod flusher;
 mod heatsink;
 mod hotlist;
@@ -55,7 +63,9 @@ pub mod runtime;
 mod salt;
 mod sample;
 mod shared;
+mod shed;
 mod stats;
+mod stock;
 pub mod store;
 mod sync;
 #[cfg(feature = "testing")]
@@ -71,12 +81,15 @@ pub use adds::Mutant;
 pub use adds::{AddStats, Adds, AtCap};
 pub use buffered::Buffered;
 pub use config::{Builder, Detect, Loads, NearCache};
-pub use control::{CachedValue, Control, Explanation, Schedule};
+pub use control::{Control, Schedule};
 pub use counter::{Approximate, Counter, Estimate, GrowOnly, Sum};
 pub use engine::control::hotlist::{HotKey, HotList, Rule};
+pub use engine::control::leasing::Without;
 pub use engine::control::treat::{Ceiling, Treatment};
+pub use engine::data::admit::Budget;
 pub use engine::data::approx::rounded;
 pub use error::{Error, ErrorKind, Outcome, Result, Retry};
+pub use explain::{CachedValue, Explanation};
 pub use heatsink::Heatsink;
 pub use hotlist::HotListChanges;
 pub use key::Key;
@@ -87,7 +100,13 @@ pub use salt::{Counted, Redelivery, Salt, SaltStats, Salting};
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use salt::{SaltMutant, record_name, slot_name};
+pub use shed::ShedStats;
+pub use shed::limit::{Limit, Limiter};
+pub use shed::options::{Admission, Bulkhead, Retries};
 pub use stats::Stats;
+pub use stock::{
+    Accounts, Fate, Held, OpenHold, Reconciler, Stock, Taken, WaitingRoom, WaitingTicket,
+};
 pub use store::{Capability, Store};
 #[cfg(feature = "json")]
 pub use typed::Json;

@@ -1,7 +1,8 @@
 //! Physical names: what heatsink stores beside a key of the user's.
 //!
 //! Each begins with a hash tag of its own, so that everything that belongs to one key lies in one
-//! hash slot of a Redis Cluster, whatever tags the key itself holds. The prefix `{hs:` is
+//! hash slot of a Redis Cluster, whatever tags the key itself holds; buckets and slots, which are
+//! there to be spread, have one each. The prefix `{hs:` is
 //! reserved: a key of the user's that begins with it could collide.
 
 use crate::engine::control::salt::{Gen, Kind, Slot, fnv1a_64, mix};
@@ -22,12 +23,26 @@ pub(crate) enum Part {
     Correction,
     /// Over which names the key is spread.
     Record,
+    /// The record of a stock.
+    Stock,
+    /// Never stored: the flight that reads all buckets of a stock.
+    StockLook,
+    /// A bucket of a stock. Unlike the others it lies in a hash slot of its own, which `seed`
+    /// chooses.
+    Bucket { seed: u64, bucket: usize },
+    /// The bucket of a shared limit.
+    Limit,
 }
 
 impl Part {
     /// The name of this part of `key`. Stable across processes, machines and versions.
     pub(crate) fn of(self, key: &[u8]) -> Key {
-        let tag = mix(fnv1a_64(key));
+        let tag = match self {
+            Part::Bucket { seed, bucket } => {
+                mix(fnv1a_64(key) ^ mix(seed.wrapping_add(bucket as u64)))
+            }
+            _ => mix(fnv1a_64(key)),
+        };
         let head = match self {
             Part::Sum => format!("{{hs:{tag:016x}}}sum:"),
             Part::LaneSum => format!("{{hs:{tag:016x}}}lanes:"),
@@ -37,11 +52,26 @@ impl Part {
             }
             Part::Correction => format!("{{hs:{tag:016x}}}fix:"),
             Part::Record => format!("{{hs:{tag:016x}}}record:"),
+            Part::Stock => format!("{{hs:{tag:016x}}}stock:"),
+            Part::StockLook => format!("{{hs:{tag:016x}}}look:"),
+            Part::Bucket { seed, bucket } => {
+                format!("{{hs:{tag:016x}}}units.{seed}.{bucket}:")
+            }
+            Part::Limit => format!("{{hs:{tag:016x}}}limit:"),
         };
         let mut name = head.into_bytes();
         name.extend_from_slice(key);
         Key::from(name)
     }
+}
+
+/// The key of the user's that a name belongs to: itself, unless it is one of ours.
+pub(crate) fn user_key(name: &[u8]) -> &[u8] {
+    let Some(rest) = name.strip_prefix(b"{hs:") else { return name };
+    let tag = rest.iter().position(|&byte| byte == b'}');
+    let head =
+        tag.and_then(|tag| rest[tag..].iter().position(|&byte| byte == b':').map(|at| tag + at));
+    head.map_or(name, |head| &rest[head + 1..])
 }
 
 /// The list of all keys that have a record.
@@ -87,6 +117,9 @@ mod tests {
                 Part::Lane { generation: 11, lane: 0 },
                 Part::Correction,
                 Part::Record,
+                Part::Stock,
+                Part::StockLook,
+                Part::Limit,
             ];
             let names: std::collections::BTreeSet<_> =
                 parts.iter().map(|p| p.of(key.as_bytes())).collect();
@@ -94,7 +127,17 @@ mod tests {
             let slots: std::collections::BTreeSet<_> =
                 names.iter().map(|n| cluster_slot(n)).collect();
             assert_eq!(slots.len(), 1, "{names:?}");
+            assert!(names.iter().all(|name| user_key(name) == key.as_bytes()), "{names:?}");
+            assert_eq!(user_key(key.as_bytes()), key.as_bytes());
         }
+    }
+
+    #[test]
+    fn buckets_lie_in_slots_of_their_own() {
+        let slots: std::collections::BTreeSet<_> = (0..256)
+            .map(|b| cluster_slot(&Part::Bucket { seed: 1, bucket: b }.of(b"sku")))
+            .collect();
+        assert!(slots.len() > 250, "{} slots", slots.len());
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! How a value is read: a caller's limits, where the value comes from, waiting for several.
 
 use crate::call::{self, Call, Step, Ticket};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, Retry};
 use crate::key::Key;
 use crate::runtime::{BoxFuture, Runtime};
 use crate::shared::{Loaded, Shared};
-use crate::store::{DynStore, Stored};
+use crate::shed::options::Tenant;
+use crate::store::Stored;
 use crate::value::Value;
 use bytes::Bytes;
 use std::fmt;
@@ -29,6 +30,7 @@ use std::time::Duration;
 pub struct Read {
     pub(crate) deadline: Option<Duration>,
     pub(crate) max_age: Option<Duration>,
+    pub(crate) tenant: Option<Tenant>,
     cost: Option<NonZeroU32>,
 }
 
@@ -58,6 +60,14 @@ impl Read {
     #[must_use]
     pub fn costs(mut self, units: NonZeroU32) -> Read {
         self.cost = Some(units);
+        self
+    }
+
+    /// Whose budget this read is held against, if it costs the store a load. Default: what
+    /// [`Admission::tenant_of`](crate::Admission::tenant_of) says.
+    #[must_use]
+    pub fn tenant(mut self, name: impl AsRef<[u8]>) -> Read {
+        self.tenant = Some(Tenant::named(name.as_ref()));
         self
     }
 
@@ -158,6 +168,7 @@ pub(crate) fn absent() -> Error {
         ErrorKind::Loader,
         "another loader of this key found no value; return an Option to allow for that",
     )
+    .with_retry(Retry::Never)
 }
 
 impl Error {
@@ -175,7 +186,12 @@ impl Error {
 
 impl Loaded {
     pub(crate) fn from_store(stored: Option<Stored>) -> Loaded {
-        Loaded { stored, by_loader: false, decoded: None }
+        Loaded { stored, by_loader: false, uncached: false, decoded: None }
+    }
+
+    /// From a read that did not ask for the expiry.
+    fn uncached(stored: Option<Stored>) -> Loaded {
+        Loaded { uncached: true, ..Loaded::from_store(stored) }
     }
 }
 
@@ -183,6 +199,8 @@ impl Loaded {
 pub(crate) enum From {
     Store,
     Loader(Box<dyn FnOnce() -> BoxFuture<'static, Result<Loaded>> + Send>),
+    /// One of the two, for a tenant that the caller named.
+    For(Tenant, Box<From>),
 }
 
 impl From {
@@ -193,26 +211,64 @@ impl From {
         From::Loader(Box::new(move || Box::pin(load())))
     }
 
-    pub(crate) fn is_loader(&self) -> bool {
-        matches!(self, From::Loader(_))
+    /// The same for a tenant that the caller named, if it did.
+    pub(crate) fn of(self, tenant: Option<Tenant>) -> From {
+        match tenant {
+            Some(tenant) => From::For(tenant, Box::new(self)),
+            None => self,
+        }
     }
 
-    /// The load itself.
+    pub(crate) fn is_loader(&self) -> bool {
+        match self {
+            From::Store => false,
+            From::Loader(_) => true,
+            From::For(_, from) => from.is_loader(),
+        }
+    }
+
+    /// The load itself, once the budgets have admitted it. `cached`: its value may be cached.
     pub(crate) fn load(
         self,
-        (store, key): (Arc<dyn DynStore>, Key),
+        shared: &Arc<Shared>,
+        key: Key,
+        cached: bool,
     ) -> BoxFuture<'static, Result<Loaded>> {
+        if !shared.shed.is_on() {
+            return self.ask(shared, key, cached);
+        }
+        let shared = shared.clone();
+        Box::pin(async move {
+            let tenant = if let From::For(tenant, _) = &self { Some(*tenant) } else { None };
+            shared.admit(shared.hash(&key), &key, tenant)?;
+            self.ask(&shared, key, cached).await
+        })
+    }
+
+    fn ask(
+        self,
+        shared: &Arc<Shared>,
+        key: Key,
+        cached: bool,
+    ) -> BoxFuture<'static, Result<Loaded>> {
+        let store = shared.store.clone();
         match self {
+            From::Store if !cached && store.capability().uncached => {
+                Box::pin(async move { store.get_uncached(key).await.map(Loaded::uncached) })
+            }
             // Inside the future, so that a panic of the closure itself is caught too.
             From::Loader(load) => Box::pin(async move { load().await }),
             From::Store => Box::pin(async move { store.get(key).await.map(Loaded::from_store) }),
+            From::For(_, from) => from.ask(shared, key, cached),
         }
     }
 
     /// The load as one that ends a flight.
     pub(crate) fn job(self, shared: &Arc<Shared>, ticket: Ticket) -> BoxFuture<'static, ()> {
-        let source = (shared.store.clone(), ticket.key().clone());
-        call::job(ticket, self.load(source))
+        // A key that turns hot meanwhile has its value cached by the next load.
+        let cached = shared.is_hot(ticket.hash(), ticket.key());
+        let load = self.load(shared, ticket.key().clone(), cached);
+        call::job(ticket, load)
     }
 }
 
@@ -286,7 +342,7 @@ impl Slot {
                 },
                 Slot::Wait(call) => match Pin::new(&mut **call).poll(cx) {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Step::Done(outcome)) => call.value(outcome),
+                    Poll::Ready(Step::Done(outcome)) => call.value(outcome, None),
                     Poll::Ready(Step::Lead(ticket)) => {
                         call.lead_from_store(ticket);
                         continue;

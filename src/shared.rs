@@ -22,6 +22,7 @@ use crate::key::Key;
 use crate::runtime::{Clock, Runtime};
 use crate::salt::Salted;
 use crate::sample::{Sampler, Seen};
+use crate::shed::Shed;
 use crate::store::{DynStore, Stored};
 use crate::sync::{ArcSwap, AtomicU64, Mutex, Ordering};
 use ahash::RandomState;
@@ -68,6 +69,7 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     /// Only where the user asked for it.
     pub(crate) salted: Option<Box<Salted>>,
+    pub(crate) shed: Shed,
     dice: AtomicU64,
     /// How many values were not cached because the hot tier had no room.
     pub(crate) refused_full: AtomicU64,
@@ -80,6 +82,8 @@ pub(crate) struct Shared {
 pub(crate) struct Loaded {
     pub(crate) stored: Option<Stored>,
     pub(crate) by_loader: bool,
+    /// Read past the cache: its expiry is not known, so it may be shown to nobody who comes later.
+    pub(crate) uncached: bool,
     pub(crate) decoded: Option<Arc<dyn std::any::Any + Send + Sync>>,
 }
 
@@ -121,6 +125,7 @@ impl Shared {
         let steering = options.steering.clone();
         let counters = Counters::new(seed, options.adds.writer.as_deref());
         let salted = options.salt.as_ref().map(|salt| Box::new(Salted::new(salt, &store)));
+        let shed = Shed::new(&options, &clock);
         Shared {
             hot: HotLine { epoch: AtomicU64::new(0), index_until: AtomicU64::new(0) },
             index: ArcSwap::from_pointee(Index::default()),
@@ -140,6 +145,7 @@ impl Shared {
             followers: Followers::default(),
             counters,
             salted,
+            shed,
             dice: AtomicU64::new(seed),
             refused_full: AtomicU64::new(0),
             refused_older: AtomicU64::new(0),
@@ -333,8 +339,14 @@ impl Shared {
             }
             _ => None,
         };
+        let thawed = match (&landing, &entry, &self.shed.frozen) {
+            (Some(landing), Ok(entry), Some(frozen)) if landing.publish => {
+                frozen.remember(hash, key, entry)
+            }
+            _ => Vec::new(),
+        };
         drop(gate);
-        drop(garbage);
+        drop((garbage, thawed));
         let outcome = entry.map_err(|e| e.with_key(key));
         if let Some(landing) = landing {
             self.deliver(hash, key, landing, outcome);
@@ -349,8 +361,9 @@ impl Shared {
             let _ = decoded.set(value);
         }
         let policy = &self.options.policy;
+        let lives = if loaded.uncached { Some(Duration::ZERO) } else { stored.ttl_left };
         Entry {
-            ages: policy.ages(started, stored.ttl_left, absent, self.roll()),
+            ages: policy.ages(started, lives, absent, self.roll()),
             bytes: stored.bytes,
             absent,
             by_loader: loaded.by_loader,
@@ -359,6 +372,11 @@ impl Shared {
             epoch: self.epoch(),
             decoded,
         }
+    }
+
+    /// Whether values of the key are cached now.
+    pub(crate) fn is_hot(&self, hash: u64, key: &Key) -> bool {
+        self.index.load().find(hash, key).is_some()
     }
 
     /// Shows `entry` in the cell of its key, if it has one. The stripe's lock is held.
@@ -435,7 +453,7 @@ impl Shared {
         let mut gate = self.stripe(hash).lock();
         self.mark_busy(hash);
         let slot = gate.begin_write(hash, key, self.clock.now(), &self.limits);
-        let garbage = self.clear_cell(hash, key);
+        let garbage = (self.clear_cell(hash, key), self.forget(hash, key));
         drop(gate);
         drop(garbage);
         slot
@@ -457,7 +475,7 @@ impl Shared {
     pub(crate) fn invalidate(&self, hash: u64, key: &Key) {
         let mut gate = self.stripe(hash).lock();
         gate.invalidate(hash, key);
-        let garbage = self.clear_cell(hash, key);
+        let garbage = (self.clear_cell(hash, key), self.forget(hash, key));
         drop(gate);
         drop(garbage);
     }
@@ -476,6 +494,9 @@ impl Shared {
             drop(gate);
             drop(garbage);
         }
+        if let Some(frozen) = &self.shed.frozen {
+            frozen.forget_prefix(prefix);
+        }
     }
 
     /// Makes everything cached or being loaded so far unreadable, in one step.
@@ -485,6 +506,11 @@ impl Shared {
 
     fn clear_cell(&self, hash: u64, key: &[u8]) -> Option<Arc<Spread>> {
         self.index.load().find(hash, key)?.clear(&self.used)
+    }
+
+    /// The last known value goes too. The lock of the key's stripe is held.
+    fn forget(&self, hash: u64, key: &[u8]) -> Option<Arc<Entry>> {
+        self.shed.frozen.as_ref().and_then(|frozen| frozen.forget(hash, key))
     }
 
     /// Writes under way and the end of the quarantine of one key.

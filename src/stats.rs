@@ -1,5 +1,6 @@
 //! Plain numbers about one instance.
 
+use crate::adds::AddStats;
 use crate::engine::data::near::Freshness;
 use crate::sample::{Sample, Seen};
 use crate::shared::Shared;
@@ -77,6 +78,11 @@ pub struct Stats {
     /// Sampled served ages: entry `i` counts requests with an age below 2^`i` ms (and not below
     /// the half of it).
     pub served_age_log2_ms: [u64; 16],
+    /// Adds to buffered counters; estimated from samples.
+    pub adds_held: u64,
+    /// The counters' own numbers; the store operations of [`AddStats::batches`] are among
+    /// [`writes`](Stats::writes).
+    pub adds: AddStats,
 }
 
 /// What the driver adds up from samples.
@@ -85,6 +91,7 @@ pub(crate) struct Books {
     hits_fresh: u64,
     hits_stale: u64,
     misses: u64,
+    held: u64,
     age_max: Duration,
     ages: [u64; 16],
 }
@@ -104,7 +111,8 @@ impl Books {
                 self.ages[bucket as usize] += stands_for;
             }
             Seen::Joined | Seen::Load => self.misses += stands_for,
-            Seen::Write | Seen::Held => {}
+            Seen::Held => self.held += stands_for,
+            Seen::Write => {}
         }
     }
 }
@@ -114,8 +122,10 @@ impl Stats {
     #[must_use]
     pub fn store_operations_per_request(&self) -> Option<f64> {
         let reads = self.hits_fresh + self.hits_stale + self.misses;
-        let requests = reads + self.writes;
-        let operations = self.loads + self.bypassed + self.writes;
+        // A batch is one write for all of its adds, and a flush one for all that it carries.
+        let combined = self.adds.adds.saturating_sub(self.adds.batches);
+        let requests = reads + self.writes + combined + self.adds_held;
+        let operations = self.loads + self.bypassed + self.writes + self.adds.flushes;
         (requests > 0).then(|| operations as f64 / requests as f64)
     }
 
@@ -162,6 +172,8 @@ impl Stats {
             samples_dropped: shared.sampler.dropped(),
             served_age_max: books.age_max,
             served_age_log2_ms: books.ages,
+            adds_held: books.held,
+            adds: shared.counters.tallies.read(),
         }
     }
 }
@@ -171,7 +183,8 @@ impl fmt::Display for Stats {
         write!(
             f,
             "{} hits ({} stale, oldest {} ms), {} misses, {} loads ({} shared by {} more callers, \
-             {} overlapped by writes), {} writes ({} unknown), {} hot keys in {} bytes",
+             {} overlapped by writes), {} writes ({} unknown), {} adds in {} batches, {} flushes \
+             ({} failed), {} hot keys in {} bytes",
             self.hits_fresh + self.hits_stale,
             self.hits_stale,
             self.served_age_max.as_millis(),
@@ -182,6 +195,10 @@ impl fmt::Display for Stats {
             self.overlapped,
             self.writes,
             self.writes_unknown,
+            self.adds.adds,
+            self.adds.batches,
+            self.adds.flushes,
+            self.adds.flushes_failed,
             self.hot_keys,
             self.near_bytes,
         )

@@ -116,6 +116,17 @@ impl<T: Send + Sync + 'static, C: Codec<T>> Typed<T, C> {
     ///
     /// # Errors
     /// As [`Heatsink::load`], and [`Codec`](ErrorKind::Codec).
+    ///
+    /// # Example
+    /// ```
+    /// use heatsink::{Heatsink, Text, store::MemoryStore};
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let names = Heatsink::new(MemoryStore::new(8))?.typed::<String, _>(Text);
+    /// # async fn query(id: u64) -> Result<String, std::io::Error> { Ok(format!("user {id}")) }
+    /// let name = names.load("user:9:name", || query(9)).await?;
+    /// assert_eq!(name.to_uppercase(), "USER 9");
+    /// # Ok::<(), heatsink::Error>(()) }).unwrap();
+    /// ```
     pub async fn load<E, Fut>(
         &self,
         key: impl AsRef<[u8]>,
@@ -130,7 +141,7 @@ impl<T: Send + Sync + 'static, C: Codec<T>> Typed<T, C> {
         let from = From::loader(|| async move {
             let value = loader().await.map_err(Error::loader)?;
             let stored = Some(Stored::new(codec.encode(&value)?));
-            Ok(Loaded { stored, by_loader: true, decoded: Some(Arc::new(value)) })
+            Ok(Loaded { stored, by_loader: true, uncached: false, decoded: Some(Arc::new(value)) })
         });
         let value = self.hs.load_raw(key, Read::new(), from).await?;
         if value.entry().absent {

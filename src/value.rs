@@ -20,6 +20,8 @@ pub enum Source {
     Stale,
     /// A load: this call's own, or one that it joined.
     Load,
+    /// The last known value, in place of a refusal. See [`Admission::freeze`](crate::Admission::freeze).
+    Frozen,
 }
 
 /// A value as it was read: its bytes, how old they are, where they came from.
@@ -63,6 +65,10 @@ impl Value {
         Value { repr: Repr::Own(entry), served, source: Source::Load }
     }
 
+    pub(crate) fn frozen(entry: Arc<Entry>, served: Tick) -> Value {
+        Value { source: Source::Frozen, ..Value::loaded(entry, served) }
+    }
+
     pub(crate) fn entry(&self) -> &Entry {
         match &self.repr {
             Repr::Hot(handle) => handle.entry(),
@@ -90,7 +96,8 @@ impl Value {
         self.source
     }
 
-    /// How long the store would still have kept the value when it was served, where it said so.
+    /// How long the store would still have kept the value when it was served, where it said so. A
+    /// store that charges for the answer is asked for the values of hot keys only.
     #[must_use]
     pub fn ttl_left(&self) -> Option<Duration> {
         self.entry().ttl_left.map(|ttl| ttl.saturating_sub(self.age()))

@@ -9,6 +9,7 @@ use crate::runtime::BoxFuture;
 use crate::salt;
 use crate::sample::Seen;
 use crate::shared::Shared;
+use crate::shed::options::Tenant;
 use crate::store::DynStore;
 use bytes::Bytes;
 use std::fmt;
@@ -22,6 +23,7 @@ use std::time::Duration;
 pub struct Put {
     pub(crate) ttl: Option<Duration>,
     cost: Option<NonZeroU32>,
+    tenant: Option<Tenant>,
 }
 
 impl Put {
@@ -45,6 +47,14 @@ impl Put {
         self
     }
 
+    /// Whose budget this write is held against. Default: what
+    /// [`Admission::tenant_of`](crate::Admission::tenant_of) says.
+    #[must_use]
+    pub fn tenant(mut self, name: impl AsRef<[u8]>) -> Put {
+        self.tenant = Some(Tenant::named(name.as_ref()));
+        self
+    }
+
     fn cost(&self) -> u32 {
         self.cost.map_or(1, NonZeroU32::get)
     }
@@ -62,6 +72,7 @@ impl Heatsink {
     ///
     /// # Errors
     /// Those of the store. [`Error::outcome`] says whether the write may have been applied.
+    /// [`Shed`](ErrorKind::Shed) where a budget or a bulkhead was asked for: it was not.
     pub async fn put(&self, key: impl AsRef<[u8]>, value: impl Into<Bytes>) -> Result<()> {
         self.put_with(key, value, Put::new()).await
     }
@@ -77,9 +88,8 @@ impl Heatsink {
         put: Put,
     ) -> Result<()> {
         let key = Key::copy(key.as_ref());
-        let write =
-            self.store_write(&key, put.cost(), |store, key| store.put(key, value.into(), put.ttl));
-        write.await
+        let (what, ttl) = ((put.cost(), put.tenant), put.ttl);
+        self.store_write(&key, what, |store, key| store.put(key, value.into(), ttl)).await
     }
 
     /// Deletes `key`; whether it was there.
@@ -89,7 +99,7 @@ impl Heatsink {
     #[expect(clippy::missing_errors_doc, reason = "the heading names three")]
     pub async fn delete(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         let key = Key::copy(key.as_ref());
-        let write = self.store_write(&key, 1, |store, key| {
+        let write = self.store_write(&key, (1, None), |store, key| {
             Box::pin(async move {
                 let mut answers = store.delete_many(vec![key]).await;
                 answers.pop().unwrap_or_else(|| {
@@ -104,13 +114,15 @@ impl Heatsink {
     async fn store_write<T>(
         &self,
         key: &Key,
-        cost: u32,
+        (cost, tenant): (u32, Option<Tenant>),
         send: impl FnOnce(Arc<dyn DynStore>, Key) -> BoxFuture<'static, Result<T>>,
     ) -> Result<T> {
         if let Some(error) = salt::refused(self.shared(), key, "delete") {
             return Err(error);
         }
         self.sampled(self.observe(cost), key, Seen::Write);
+        // Before it is announced: a refused write voids nothing.
+        self.shared().admit(self.shared().hash(key), key, tenant)?;
         let guard = self.announce(key.clone());
         let store = self.shared().store.clone();
         let answer = call::catch(send(store, key.clone())).await;

@@ -36,7 +36,7 @@ fn it_passes_with_a_ceiling_a_lagging_replica_and_fnv_placement() {
 
 #[test]
 fn it_passes_with_each_capability_off_and_with_none() {
-    let switches: [fn(&mut Capability); 11] = [
+    let switches: [fn(&mut Capability); 12] = [
         |c| c.compare_and_set = false,
         |c| c.put_if_newer = false,
         |c| c.seal = false,
@@ -48,6 +48,7 @@ fn it_passes_with_each_capability_off_and_with_none() {
         |c| c.shard_of = false,
         |c| c.ttl = false,
         |c| c.version = false,
+        |c| c.uncached = false,
     ];
     let mut none = Capability::all();
     for off in switches {

@@ -8,7 +8,7 @@ mod common;
 use common::{Rig, Source, bytes_of};
 use heatsink::engine::data::near::Freshness;
 use heatsink::testing::SimRuntime;
-use heatsink::{ErrorKind, Heatsink, NearCache, Read, Source as From, Stats, Treatment};
+use heatsink::{ErrorKind, Heatsink, NearCache, Put, Read, Source as From, Stats, Treatment};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -43,6 +43,29 @@ fn c1_a_load_overlapped_by_a_write_is_not_seen_by_who_comes_after_it() {
 fn c1_a_load_overlapped_by_an_invalidation_is_not_seen_by_who_comes_after_it() {
     let (first, second, cached) = overlapped(|hs| hs.invalidate("k"));
     assert_eq!((first.as_str(), second.as_str(), cached), ("0", "1", false));
+}
+
+#[test]
+fn a_value_whose_load_did_not_ask_for_its_expiry_is_not_shown_beyond_it() {
+    let rig = Rig::slow(1, 80 * MS);
+    rig.hs.control().unpin("k");
+    rig.rt.block_on(rig.hs.put_with("k", "v", Put::ttl(300 * MS))).unwrap();
+    let hs = rig.hs.clone();
+    rig.rt.spawn(async move {
+        assert_eq!(hs.get("k").await.unwrap().unwrap().ttl_left(), None, "nobody asked");
+    });
+    rig.rt.run_for(40 * MS);
+    // The key turns hot under a load that began when it was not.
+    rig.hs.control().pin("k", Treatment::near()).unwrap();
+    rig.rt.run_for(60 * MS);
+    assert_eq!(rig.hs.try_read_with("k", |_| ()), None);
+    // The next load asks, and its value is cached to the end of its life.
+    let value = rig.rt.block_on(rig.hs.get("k")).unwrap().unwrap();
+    assert!(value.ttl_left().is_some());
+    assert_eq!(rig.hs.try_read_with("k", |_| ()), Some(()));
+    rig.rt.run_for(150 * MS);
+    assert_eq!(rig.hs.try_read_with("k", |_| ()), None);
+    assert!(rig.rt.block_on(rig.hs.get("k")).unwrap().is_none());
 }
 
 #[test]

@@ -318,3 +318,37 @@ fn an_add_of_unknown_outcome_keeps_the_key_uncached() {
         assert_eq!(hs.get_with("k", Read::new()).await.unwrap().unwrap(), &now.bytes[..]);
     });
 }
+
+#[test]
+fn plain_threads_count_as_tasks_do() {
+    let hs = heatsink::blocking::Heatsink::new(MemoryStore::new(8)).unwrap();
+    let (likes, views) = (hs.counter("likes"), hs.grow_only("views"));
+    let (plays, shares) = (hs.approximate("plays", 4), hs.buffered("shares").unwrap());
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..500 {
+                    likes.add(3).unwrap();
+                    likes.add(-1).unwrap();
+                    views.add(2).unwrap();
+                    plays.add().unwrap();
+                    shares.add(1).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(likes.sum_with(Duration::ZERO).unwrap().total(), 4000);
+    assert_eq!(views.sum_with(Duration::ZERO).unwrap().total(), 4000);
+    let about = plays.sum().unwrap();
+    assert!((about.total() as f64 - 2000.0).abs() < 6.0 * about.standard_error(), "{about:?}");
+    shares.flush().unwrap();
+    shares.add_durable(5).unwrap();
+    assert_eq!((shares.sum_with(Duration::ZERO).unwrap().total(), shares.pending()), (2005, 0));
+    // A recount found five too many.
+    assert_eq!(shares.parts().unwrap().counted(), Some(2005));
+    assert!(shares.correct(1, -5).unwrap() && !shares.correct(1, -9).unwrap());
+    assert_eq!(shares.sum_with(Duration::ZERO).unwrap().total(), 2000);
+    let stats = hs.as_async().stats().adds;
+    assert!(stats.batches <= stats.adds && stats.flushes >= 2, "{stats:?}");
+    hs.shutdown();
+}

@@ -7,9 +7,10 @@
 use bytes::Bytes;
 use heatsink::runtime::{BoxFuture, Clock, Runtime};
 use heatsink::store::{Store, Stored};
-use heatsink::{Heatsink, Key, Result, Treatment};
+use heatsink::{Admission, Budget, Bulkhead, Heatsink, Key, Result, Retries, Treatment};
 use shuttle::sync::Arc;
 use shuttle::sync::atomic::{AtomicU64, Ordering};
+use std::future::Future;
 use std::time::Duration;
 
 /// How many schedules are tried.
@@ -141,5 +142,92 @@ fn hits_happen_under_the_shim_too() {
             assert_eq!(hs.try_read_with("k", number), Some(7), "{}", hs.explain("k"));
         },
         10,
+    );
+}
+
+/// A store with room for one call, that says so when a second comes in.
+struct Narrow(Arc<AtomicU64>);
+
+/// One call inside, until it is dropped.
+struct Inside<'a>(&'a AtomicU64);
+
+impl Inside<'_> {
+    fn enter(narrow: &Narrow) -> Inside<'_> {
+        assert_eq!(narrow.0.fetch_add(1, Ordering::SeqCst), 0, "two calls inside");
+        Inside(&narrow.0)
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Store for Narrow {
+    async fn get(&self, _: &Key) -> Result<Option<Stored>> {
+        let _inside = Inside::enter(self);
+        shuttle::future::yield_now().await;
+        Ok(None)
+    }
+
+    async fn get_many(&self, keys: &[Key]) -> Vec<Result<Option<Stored>>> {
+        keys.iter().map(|_| Ok(None)).collect()
+    }
+
+    async fn put(&self, _: &Key, _: Bytes, _: Option<Duration>) -> Result<()> {
+        let _inside = Inside::enter(self);
+        shuttle::future::yield_now().await;
+        Ok(())
+    }
+
+    async fn delete_many(&self, keys: &[Key]) -> Vec<Result<bool>> {
+        keys.iter().map(|_| Ok(false)).collect()
+    }
+
+    async fn add(&self, _: &Key, _: i64) -> Result<i64> {
+        Ok(0)
+    }
+}
+
+#[test]
+fn no_schedule_lets_two_calls_through_a_bulkhead_of_one_or_loses_its_place() {
+    shuttle::check_random(
+        || {
+            let budget = Budget::per_sec(1_000_000);
+            let hs = Heatsink::builder(Narrow(Arc::new(AtomicU64::new(0))))
+                .runtime(Tasks(Clock::manual()))
+                .seed(1)
+                .bulkhead(Bulkhead::new().in_flight_max(1).queue_max(8))
+                .retries(Retries::new())
+                .admission(Admission::new().per_key(budget).freeze(Duration::from_secs(1)))
+                .build()
+                .unwrap();
+            let mut threads = Vec::new();
+            for name in ["a", "b"] {
+                let hs = hs.clone();
+                threads.push(shuttle::thread::spawn(move || {
+                    shuttle::future::block_on(hs.get(name)).unwrap();
+                    shuttle::future::block_on(hs.put(name, "x")).unwrap();
+                }));
+            }
+            // Gives up wherever it is: before the queue, in it, with the place on its way, inside.
+            threads.push(shuttle::thread::spawn(move || {
+                for polls in 0..3 {
+                    let mut put = Box::pin(hs.put("c", "x"));
+                    for _ in 0..polls {
+                        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+                        if put.as_mut().poll(&mut cx).is_ready() {
+                            break;
+                        }
+                        shuttle::thread::yield_now();
+                    }
+                }
+            }));
+            for thread in threads {
+                thread.join().unwrap();
+            }
+        },
+        SCHEDULES,
     );
 }

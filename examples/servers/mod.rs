@@ -117,6 +117,11 @@ impl Server {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
+    /// Its folder, which goes with it.
+    pub fn dir(&self) -> &std::path::Path {
+        &self.dir
+    }
+
     pub fn pid(&self) -> u32 {
         self.pid
     }
@@ -192,7 +197,10 @@ pub fn alone() -> std::sync::MutexGuard<'static, ()> {
 /// Runs an async test on a runtime of its own, while no other runs.
 pub fn run<T>(test: impl Future<Output = T>) -> T {
     let _alone = alone();
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(test)
+    runtime().block_on(test)
+}
+
+/// A runtime of two workers.
+pub fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }

@@ -70,6 +70,17 @@ impl Clock {
         }
     }
 
+    /// Milliseconds since 1970, as far as the machine knows; of a manual clock, since its origin.
+    /// For what other machines are to compare; never for measuring.
+    #[cfg(feature = "feed")]
+    #[must_use]
+    pub(crate) fn wall_ms(&self) -> u64 {
+        match &self.0 {
+            Source::Coarse => read(ClockId::Realtime).0 / 1_000_000,
+            Source::Manual(t) => t.load(Ordering::Acquire) / 1_000_000,
+        }
+    }
+
     /// By how much [`now`](Clock::now) may lag behind.
     #[must_use]
     pub fn resolution(&self) -> Duration {

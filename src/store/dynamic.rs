@@ -2,7 +2,7 @@
 //!
 //! It takes `Arc<Self>` and owned arguments, so that a load can outlive the caller who started it.
 
-use super::{Capability, Once, Store, Stored, Version};
+use super::{Capability, End, Ended, Holds, Once, Store, Stored, Take, Version};
 use crate::error::Result;
 use crate::key::Key;
 use crate::runtime::BoxFuture;
@@ -12,6 +12,7 @@ use std::time::Duration;
 
 pub(crate) trait DynStore: Send + Sync + 'static {
     fn get(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Option<Stored>>>;
+    fn get_uncached(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Option<Stored>>>;
     fn get_many(self: Arc<Self>, keys: Vec<Key>)
     -> BoxFuture<'static, Vec<Result<Option<Stored>>>>;
     fn put(
@@ -46,6 +47,14 @@ pub(crate) trait DynStore: Send + Sync + 'static {
         amount: i64,
     ) -> BoxFuture<'static, Result<Once>>;
     fn poison_once(self: Arc<Self>, key: Key, id: Key) -> BoxFuture<'static, Result<Once>>;
+    fn take(self: Arc<Self>, key: Key, amount: u64, hold: Key) -> BoxFuture<'static, Result<Take>>;
+    fn end_hold(
+        self: Arc<Self>,
+        key: Key,
+        hold: Key,
+        end: End,
+    ) -> BoxFuture<'static, Result<Ended>>;
+    fn holds(self: Arc<Self>, key: Key, page: Option<Bytes>) -> BoxFuture<'static, Result<Holds>>;
     fn shard_of(&self, key: &[u8]) -> Option<u32>;
     fn max_in_flight_time(&self) -> Duration;
 }
@@ -53,6 +62,10 @@ pub(crate) trait DynStore: Send + Sync + 'static {
 impl<S: Store> DynStore for S {
     fn get(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Option<Stored>>> {
         Box::pin(async move { Store::get(&*self, &key).await })
+    }
+
+    fn get_uncached(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Option<Stored>>> {
+        Box::pin(async move { Store::get_uncached(&*self, &key).await })
     }
 
     fn get_many(
@@ -122,6 +135,36 @@ impl<S: Store> DynStore for S {
 
     fn add(self: Arc<Self>, key: Key, amount: i64) -> BoxFuture<'static, Result<i64>> {
         Box::pin(async move { Store::add(&*self, &key, amount).await })
+    }
+
+    fn add_once(
+        self: Arc<Self>,
+        key: Key,
+        id: Key,
+        amount: i64,
+    ) -> BoxFuture<'static, Result<Once>> {
+        Box::pin(async move { Store::add_once(&*self, &key, &id, amount).await })
+    }
+
+    fn poison_once(self: Arc<Self>, key: Key, id: Key) -> BoxFuture<'static, Result<Once>> {
+        Box::pin(async move { Store::poison_once(&*self, &key, &id).await })
+    }
+
+    fn take(self: Arc<Self>, key: Key, amount: u64, hold: Key) -> BoxFuture<'static, Result<Take>> {
+        Box::pin(async move { Store::take(&*self, &key, amount, &hold).await })
+    }
+
+    fn end_hold(
+        self: Arc<Self>,
+        key: Key,
+        hold: Key,
+        end: End,
+    ) -> BoxFuture<'static, Result<Ended>> {
+        Box::pin(async move { Store::end_hold(&*self, &key, &hold, end).await })
+    }
+
+    fn holds(self: Arc<Self>, key: Key, page: Option<Bytes>) -> BoxFuture<'static, Result<Holds>> {
+        Box::pin(async move { Store::holds(&*self, &key, page).await })
     }
 
     fn shard_of(&self, key: &[u8]) -> Option<u32> {

@@ -16,11 +16,13 @@ mod dynamic;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+mod stock;
 
 pub(crate) use dynamic::DynStore;
 pub use memory::MemoryStore;
 #[cfg(feature = "redis")]
 pub use redis::RedisStore;
+pub use stock::{End, Ended, Hold, Holds, Take};
 
 use crate::error::{Error, Result};
 use crate::key::Key;
@@ -80,21 +82,6 @@ pub enum Once {
     Poisoned,
 }
 
-/// What came of taking units from a stock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Take {
-    /// Taken by this hold (now or by an earlier call of the same hold); how many are left.
-    Taken {
-        /// Units left under this key.
-        left: i64,
-    },
-    /// Fewer than asked for are there; nothing was taken.
-    Short {
-        /// Units left under this key.
-        left: i64,
-    },
-}
-
 /// What a store can do beyond the five required operations.
 ///
 /// # Example
@@ -117,7 +104,7 @@ pub struct Capability {
     pub add_once: bool,
     /// [`Store::claim_lane`].
     pub claim_lane: bool,
-    /// [`Store::take`].
+    /// [`Store::take`], [`Store::end_hold`] and [`Store::holds`].
     pub take: bool,
     /// [`Store::publish`] and [`Store::subscribe`].
     pub publish: bool,
@@ -129,6 +116,8 @@ pub struct Capability {
     pub ttl: bool,
     /// [`Stored::version`] is filled.
     pub version: bool,
+    /// [`Store::get_uncached`] costs less than [`Store::get`].
+    pub uncached: bool,
 }
 
 impl Capability {
@@ -147,6 +136,7 @@ impl Capability {
             shard_of: true,
             ttl: true,
             version: true,
+            uncached: true,
         }
     }
 }
@@ -199,6 +189,16 @@ pub trait Store: Send + Sync + 'static {
     /// The values under `keys`, **one result per key**, in their order: a failing shard fails its
     /// own keys only.
     fn get_many(&self, keys: &[Key]) -> impl Future<Output = Vec<Result<Option<Stored>>>> + Send;
+
+    /// Like [`get`](Store::get), for a value that will not be cached: [`Stored::ttl_left`] need not
+    /// be filled. To be written where the expiry costs a command of its own, and named as
+    /// capability `uncached`. Default: as `get`.
+    ///
+    /// # Errors
+    /// As `get`.
+    fn get_uncached(&self, key: &Key) -> impl Future<Output = Result<Option<Stored>>> + Send {
+        self.get(key)
+    }
 
     /// Sets `key` to `value`, to expire after `ttl` if there is one. The latest put wins.
     ///
@@ -291,7 +291,8 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Takes `amount` units from the integer under `key` if that many are there, once per `hold`:
-    /// the same hold asking again gets the answer it got. Capability `take`.
+    /// a hold that has taken hears the same again, one that was put back takes nothing any more.
+    /// Capability `take`.
     fn take(
         &self,
         key: &Key,
@@ -299,6 +300,26 @@ pub trait Store: Send + Sync + 'static {
         hold: &Key,
     ) -> impl Future<Output = Result<Take>> + Send {
         let _ = (key, amount, hold);
+        async { Err(Error::unsupported("take")) }
+    }
+
+    /// Ends `hold` under `key`, once: its units are sold, or go back in the same step. Putting back
+    /// a hold that never took bars it, so that a [`take`](Store::take) that is still under way
+    /// takes nothing. Capability `take`.
+    fn end_hold(
+        &self,
+        key: &Key,
+        hold: &Key,
+        end: End,
+    ) -> impl Future<Output = Result<Ended>> + Send {
+        let _ = (key, hold, end);
+        async { Err(Error::unsupported("take")) }
+    }
+
+    /// The holds under `key`, open and ended, a page at a time: `None` begins, then whatever
+    /// [`Holds::next`] said. Capability `take`.
+    fn holds(&self, key: &Key, page: Option<Bytes>) -> impl Future<Output = Result<Holds>> + Send {
+        let _ = (key, page);
         async { Err(Error::unsupported("take")) }
     }
 

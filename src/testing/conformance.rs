@@ -20,6 +20,7 @@ macro_rules! checks {
 mod checks;
 mod optional;
 mod signals;
+mod stock;
 
 use crate::runtime::{Runtime, ambient};
 use crate::store::{Capability, Store};

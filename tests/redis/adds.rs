@@ -25,26 +25,14 @@ fn adds_of_one_key_are_all_counted_and_one_command_is_under_way_at_a_time() {
         let store = RedisStore::connect(&server.url()).await.unwrap();
         let hs = Heatsink::new(store.clone()).unwrap();
         let bare = Arc::new(Seen::default());
-        let tasks = {
-            let store = store.clone();
-            bare.start(TASKS, move |_, _| {
-                let store = store.clone();
-                async move { store.add(&Key::from("bare"), 1).await.map(drop) }
-            })
-        };
+        let tasks = bare.start_adds(TASKS, &(store.clone(), Key::from("bare")));
         tokio::time::sleep(SPAN).await;
         bare.stop(tasks).await;
         let one_by_one = bare.assert_smooth("one INCRBY per add");
 
         let before = served(&server, "incrby");
         let (seen, start) = (Arc::new(Seen::default()), Instant::now());
-        let tasks = {
-            let likes = hs.counter("likes");
-            seen.start(TASKS, move |_, _| {
-                let likes = likes.clone();
-                async move { likes.add(1).await }
-            })
-        };
+        let tasks = seen.start_adds(TASKS, &hs.counter("likes"));
         tokio::time::sleep(SPAN).await;
         seen.stop(tasks).await;
         let took = start.elapsed();
@@ -69,13 +57,7 @@ fn coalesced_adds_stay_exact_while_their_slot_moves() {
         let hs = Heatsink::new(store.clone()).unwrap();
         let key = Key::from("{moving}:likes");
         let (seen, plain) = (Arc::new(Seen::default()), Plain::start(&cluster));
-        let tasks = {
-            let likes = hs.counter(&key);
-            seen.start(TASKS, move |_, _| {
-                let likes = likes.clone();
-                async move { likes.add(1).await }
-            })
-        };
+        let tasks = seen.start_adds(TASKS, &hs.counter(&key));
         crate::moves::moves(&cluster, key.cluster_slot()).await;
         seen.stop(tasks).await;
         let acked = seen.assert_smooth_beside("coalesced adds", plain.longest());

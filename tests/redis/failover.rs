@@ -5,7 +5,9 @@ use crate::servers::cluster::{Cluster, MASTERS, home_of, until};
 use crate::servers::run;
 use heatsink::store::{RedisStore, Store};
 use heatsink::{ErrorKind, Key, Outcome};
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const VICTIM: usize = 1;
@@ -144,6 +146,102 @@ fn acknowledged_writes_that_are_missing_are_those_the_servers_lost() {
         assert_eq!(150 - total, acked_alone, "lost by the servers, and by nobody else");
         // The store does not hide it: it counts the failover that may have lost writes.
         until("the failover is counted", || store.stats().failovers == 1);
+    });
+}
+
+/// The keys of the INCRBY commands in a server's append-only files. It writes a command there
+/// before it answers it.
+fn executed(dir: &Path) -> BTreeSet<String> {
+    let mut keys = BTreeSet::new();
+    for file in std::fs::read_dir(dir.join("appendonlydir")).unwrap() {
+        let bytes = std::fs::read(file.unwrap().path()).unwrap();
+        let text = String::from_utf8_lossy(&bytes);
+        let mut words = text.split("\r\n");
+        while let Some(word) = words.next() {
+            if word.eq_ignore_ascii_case("INCRBY") {
+                // Its length, then the key.
+                keys.extend(words.nth(1).map(str::to_owned));
+            }
+        }
+    }
+    keys
+}
+
+#[test]
+fn of_a_killed_master_exactly_those_acknowledged_adds_are_missing_that_the_servers_lost() {
+    run(async {
+        let cluster = Cluster::with(&[&PARTIAL[..], &["--appendonly", "yes"]].concat());
+        let store = store(&cluster).await;
+        // A key for each add, all in one slot of the victim.
+        let tag = keys_of(VICTIM, 1).remove(0);
+        let ended = Arc::new(Mutex::new(Vec::<(String, Option<Outcome>)>::new()));
+        let seen = Arc::<Seen>::default();
+        let tasks = {
+            let (store, ended) = (store.clone(), ended.clone());
+            seen.start(32, move |task, n| {
+                let (store, ended) = (store.clone(), ended.clone());
+                let key = format!("{{{tag}}}{task}.{n}");
+                async move {
+                    let added = store.add(&Key::from(key.as_str()), 1).await;
+                    let outcome = added.as_ref().err().map(|e| e.outcome());
+                    ended.lock().unwrap().push((key, outcome));
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                    added.map(drop)
+                }
+            })
+        };
+        let (master, replica) = (&cluster.nodes[VICTIM], &cluster.nodes[MASTERS + VICTIM]);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        // The replica falls behind, and the master goes on acknowledging.
+        let mut control = master.control();
+        replica.pause();
+        let _: i64 = control.ask("CLIENT KILL TYPE replica");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        master.kill();
+        replica.resume();
+        until("the failover is counted", || store.stats().failovers == 1);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        seen.stop(tasks).await;
+
+        let ended = std::mem::take(&mut *ended.lock().unwrap());
+        let by_master = executed(master.dir());
+        let keys: Vec<Key> = ended.iter().map(|(key, _)| Key::from(key.as_str())).collect();
+        let mut there = BTreeSet::new();
+        for (key, got) in keys.iter().zip(store.get_many(&keys).await) {
+            if let Some(found) = got.unwrap() {
+                assert_eq!(found.bytes, "1", "{key} was added twice");
+                there.insert(key.to_string());
+            }
+        }
+        let of = |outcome| ended.iter().filter(move |(_, o)| *o == outcome).map(|(key, _)| key);
+        let acknowledged: BTreeSet<&String> = of(None).collect();
+        let missing: Vec<_> = acknowledged.iter().filter(|key| !there.contains(**key)).collect();
+        let lost: Vec<_> = acknowledged
+            .iter()
+            .filter(|k| by_master.contains(**k) && !there.contains(**k))
+            .collect();
+        println!(
+            "{} acknowledged, {} of them missing; {} unknown, {} not applied; the dead master \
+             had executed {}",
+            acknowledged.len(),
+            missing.len(),
+            of(Some(Outcome::Unknown)).count(),
+            of(Some(Outcome::NotApplied)).count(),
+            by_master.len(),
+        );
+        assert_eq!(missing, lost, "missing are those that the dead master took with it");
+        assert!(lost.len() > 100 && acknowledged.len() > lost.len() + 1000);
+        let untrue =
+            of(Some(Outcome::NotApplied)).find(|k| by_master.contains(*k) || there.contains(*k));
+        assert_eq!(untrue, None, "what was said not to be applied was not");
+        // No call is without an end: each key is in one of the three.
+        assert_eq!(
+            ended.len() as u64,
+            seen.acked() + {
+                let (unknown, not_applied) = seen.unknown_and_not_applied();
+                unknown + not_applied
+            }
+        );
     });
 }
 

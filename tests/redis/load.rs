@@ -2,7 +2,8 @@
 
 use crate::servers::Server;
 use crate::servers::cluster::{Cluster, MASTERS};
-use heatsink::Error;
+use heatsink::store::{RedisStore, Store};
+use heatsink::{Counter, Error, Key};
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,9 +16,34 @@ const STALL: Duration = Duration::from_millis(250);
 #[derive(Default)]
 pub struct Seen {
     pub stop: AtomicBool,
-    pub acked: AtomicU64,
-    pub longest_us: AtomicU64,
     pub errors: Mutex<Vec<Error>>,
+    tasks: Mutex<Vec<Arc<Task>>>,
+}
+
+/// What one task saw, on a line of its own: counting must not be what is measured.
+#[derive(Default)]
+#[repr(align(128))]
+struct Task {
+    acked: AtomicU64,
+    longest_us: AtomicU64,
+}
+
+/// What adds one.
+pub trait Add: Clone + Send + Sync + 'static {
+    fn add_one(&self) -> impl Future<Output = Result<(), Error>> + Send;
+}
+
+impl Add for Counter {
+    async fn add_one(&self) -> Result<(), Error> {
+        self.add(1).await
+    }
+}
+
+/// One command for each.
+impl Add for (RedisStore, Key) {
+    async fn add_one(&self) -> Result<(), Error> {
+        self.0.add(&self.1, 1).await.map(drop)
+    }
 }
 
 impl Seen {
@@ -31,23 +57,55 @@ impl Seen {
         F: Future<Output = Result<(), Error>> + Send,
     {
         let start = |task| {
-            let (seen, call) = (self.clone(), call.clone());
+            let (seen, call, own) = (self.clone(), call.clone(), self.task());
             tokio::spawn(async move {
                 for n in 0.. {
                     if seen.stop.load(Ordering::Relaxed) {
                         break;
                     }
                     let start = Instant::now();
-                    match call(task, n).await {
-                        Ok(()) => drop(seen.acked.fetch_add(1, Ordering::Relaxed)),
-                        Err(e) => seen.errors.lock().unwrap().push(e),
-                    }
-                    let us = u64::try_from(start.elapsed().as_micros()).unwrap();
-                    seen.longest_us.fetch_max(us, Ordering::Relaxed);
+                    seen.note(&own, start, call(task, n).await);
                 }
             })
         };
         (0..tasks).map(start).collect()
+    }
+
+    /// Like [`start`](Seen::start) for adds of one on a handle, which no call clones: that would
+    /// be a line of memory that all tasks write.
+    pub fn start_adds<A: Add>(
+        self: &Arc<Seen>,
+        tasks: usize,
+        to: &A,
+    ) -> Vec<tokio::task::JoinHandle<()>> {
+        let start = |_| {
+            let (seen, to, own) = (self.clone(), to.clone(), self.task());
+            tokio::spawn(async move {
+                while !seen.stop.load(Ordering::Relaxed) {
+                    let start = Instant::now();
+                    seen.note(&own, start, to.add_one().await);
+                }
+            })
+        };
+        (0..tasks).map(start).collect()
+    }
+
+    fn task(&self) -> Arc<Task> {
+        let own = Arc::<Task>::default();
+        self.tasks.lock().unwrap().push(own.clone());
+        own
+    }
+
+    fn note(&self, own: &Task, start: Instant, outcome: Result<(), Error>) {
+        let us = u64::try_from(start.elapsed().as_micros()).unwrap();
+        if us > own.longest_us.load(Ordering::Relaxed) {
+            own.longest_us.store(us, Ordering::Relaxed);
+        }
+        match outcome {
+            // Nobody else writes it.
+            Ok(()) => own.acked.store(own.acked.load(Ordering::Relaxed) + 1, Ordering::Relaxed),
+            Err(e) => self.errors.lock().unwrap().push(e),
+        }
     }
 
     pub async fn stop(&self, tasks: Vec<tokio::task::JoinHandle<()>>) {
@@ -58,11 +116,13 @@ impl Seen {
     }
 
     pub fn longest(&self) -> Duration {
-        Duration::from_micros(self.longest_us.load(Ordering::Relaxed))
+        let tasks = self.tasks.lock().unwrap();
+        let us = tasks.iter().map(|t| t.longest_us.load(Ordering::Relaxed)).max();
+        Duration::from_micros(us.unwrap_or(0))
     }
 
     pub fn acked(&self) -> u64 {
-        self.acked.load(Ordering::Relaxed)
+        self.tasks.lock().unwrap().iter().map(|t| t.acked.load(Ordering::Relaxed)).sum()
     }
 
     /// How many calls ended in an error that says unknown, and how many in one that says not.

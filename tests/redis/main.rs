@@ -11,6 +11,7 @@
 mod adds;
 mod failover;
 mod faults;
+mod flushes;
 mod load;
 mod moves;
 mod node;
@@ -18,3 +19,5 @@ mod proxy;
 mod salted;
 #[path = "../../examples/servers/mod.rs"]
 mod servers;
+#[cfg(feature = "redis-tls")]
+mod tls;

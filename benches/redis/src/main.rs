@@ -1,4 +1,5 @@
-//! Calls that miss every cache: `RedisStore` against bare redis-rs, on loopback.
+//! Calls that miss every cache: `RedisStore` against bare redis-rs, on loopback; and adds of one
+//! counter that travel together against a command for each.
 //!
 //! Servers of the tests, 64 tasks that call one after the other. Each pair is one run of either
 //! side, in alternating order; the ratio of a pair is heatsink's calls over the bare client's. The
@@ -9,8 +10,8 @@
 #[path = "../../../examples/servers/mod.rs"]
 mod servers;
 
-use heatsink::Key;
 use heatsink::store::{RedisStore, Store};
+use heatsink::{Counter, Heatsink, Key};
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
@@ -21,11 +22,15 @@ use std::time::{Duration, Instant};
 
 const TASKS: usize = 64;
 const KEYS: usize = 1024;
+/// Tasks that add to one counter.
+const ADDERS: usize = 256;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Op {
     Add,
     Get,
+    /// With the expiry, as for a value that may be cached.
+    GetTtl,
 }
 
 /// One side of a pair.
@@ -37,8 +42,16 @@ impl Side for RedisStore {
     async fn call(&mut self, op: Op, key: &Key) {
         match op {
             Op::Add => drop(self.add(key, 1).await.expect("add")),
-            Op::Get => drop(self.get(key).await.expect("get")),
+            Op::Get => drop(self.get_uncached(key).await.expect("get")),
+            Op::GetTtl => drop(self.get(key).await.expect("get")),
         }
+    }
+}
+
+/// Whatever the key: there is one counter.
+impl Side for Counter {
+    async fn call(&mut self, _: Op, _: &Key) {
+        self.add(1).await.expect("add");
     }
 }
 
@@ -49,7 +62,7 @@ async fn bare(conn: &mut (impl ConnectionLike + Send), op: Op, key: &Key) {
             cmd.arg(key.as_bytes()).arg(1);
             let _: i64 = cmd.query_async(conn).await.expect("add");
         }
-        Op::Get => {
+        Op::Get | Op::GetTtl => {
             let mut cmd = redis::cmd("GET");
             cmd.arg(key.as_bytes());
             let _: Option<Vec<u8>> = cmd.query_async(conn).await.expect("get");
@@ -70,17 +83,22 @@ impl Side for ClusterConnection {
 }
 
 /// Calls a second.
-async fn rate(side: &impl Side, op: Op, keys: &Arc<Vec<Key>>, time: Duration) -> f64 {
+async fn rate(
+    side: &impl Side,
+    op: Op,
+    (keys, tasks): (&Arc<Vec<Key>>, usize),
+    time: Duration,
+) -> f64 {
     let (stop, calls) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let start = Instant::now();
-    let tasks: Vec<_> = (0..TASKS)
+    let tasks: Vec<_> = (0..tasks)
         .map(|task| {
             let (mut side, keys) = (side.clone(), keys.clone());
             let (stop, calls) = (stop.clone(), calls.clone());
             tokio::spawn(async move {
                 let mut n = 0;
                 while !stop.load(Ordering::Relaxed) {
-                    side.call(op, &keys[(task * 17 + n) % KEYS]).await;
+                    side.call(op, &keys[(task * 17 + n) % keys.len()]).await;
                     n += 1;
                 }
                 calls.fetch_add(n as u64, Ordering::Relaxed);
@@ -105,21 +123,22 @@ async fn compare(
     name: &str,
     heat: &impl Side,
     bare: &impl Side,
-    op: Op,
+    (op, keys, tasks): (Op, usize, usize),
     pairs: usize,
     time: Duration,
 ) {
-    let keys = Arc::new((0..KEYS).map(|i| Key::from(format!("bench:{i}"))).collect());
-    rate(heat, op, &keys, time).await;
-    rate(bare, op, &keys, time).await;
+    let keys = Arc::new((0..keys).map(|i| Key::from(format!("bench:{i}"))).collect());
+    let on = (&keys, tasks);
+    rate(heat, op, on, time).await;
+    rate(bare, op, on, time).await;
     let (mut logs, mut heats, mut bares) = (Vec::new(), 0.0, 0.0);
     for pair in 0..pairs {
         let (h, b) = if pair % 2 == 0 {
-            let h = rate(heat, op, &keys, time).await;
-            (h, rate(bare, op, &keys, time).await)
+            let h = rate(heat, op, on, time).await;
+            (h, rate(bare, op, on, time).await)
         } else {
-            let b = rate(bare, op, &keys, time).await;
-            (rate(heat, op, &keys, time).await, b)
+            let b = rate(bare, op, on, time).await;
+            (rate(heat, op, on, time).await, b)
         };
         logs.push((h / b).ln());
         (heats, bares) = (heats + h, bares + b);
@@ -144,21 +163,21 @@ async fn all(pairs: usize, time: Duration) {
     let client = redis::Client::open(server.url()).expect("a client");
     let conn = client.get_multiplexed_async_connection().await.expect("a connection");
     let store = RedisStore::connect(&server.url()).await.expect("a store");
-    let plain =
-        RedisStore::builder(&server.url()).read_ttl(false).connect().await.expect("a store");
-    compare("one node, add", &store, &conn, Op::Add, pairs, time).await;
-    compare("one node, get without expiry", &plain, &conn, Op::Get, pairs, time).await;
-    compare("one node, get with expiry", &store, &conn, Op::Get, pairs, time).await;
+    let of = |op| (op, KEYS, TASKS);
+    compare("one node, add", &store, &conn, of(Op::Add), pairs, time).await;
+    compare("one node, get", &store, &conn, of(Op::Get), pairs, time).await;
+    compare("one node, get with expiry", &store, &conn, of(Op::GetTtl), pairs, time).await;
+    let likes = Heatsink::new(store).expect("an instance").counter("likes");
+    let one = (Op::Add, 1, ADDERS);
+    compare("one key, adds that combine", &likes, &conn, one, pairs, time).await;
     drop(server);
     let cluster = servers::cluster::Cluster::start();
     let client = ClusterClient::new(vec![cluster.url(0)]).expect("a client");
     let conn = client.get_async_connection().await.expect("a connection");
     let store = RedisStore::cluster(&[&cluster.url(0)]).await.expect("a store");
-    let builder = RedisStore::builder(&cluster.url(0)).cluster(true).read_ttl(false);
-    let plain = builder.connect().await.expect("a store");
-    compare("cluster, add", &store, &conn, Op::Add, pairs, time).await;
-    compare("cluster, get without expiry", &plain, &conn, Op::Get, pairs, time).await;
-    compare("cluster, get with expiry", &store, &conn, Op::Get, pairs, time).await;
+    compare("cluster, add", &store, &conn, of(Op::Add), pairs, time).await;
+    compare("cluster, get", &store, &conn, of(Op::Get), pairs, time).await;
+    compare("cluster, get with expiry", &store, &conn, of(Op::GetTtl), pairs, time).await;
 }
 
 fn main() {

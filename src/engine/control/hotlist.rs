@@ -24,6 +24,8 @@ pub enum Rule {
     Detected,
     /// It is on a schedule that is in force.
     Scheduled,
+    /// It is on the list of the host or the fleet: all processes together ask for it often enough.
+    Fed,
     /// An operator pinned it.
     Pinned,
     /// An operator denied it.
@@ -67,6 +69,8 @@ pub struct HotKey {
     pub writes_advice: Option<Advice>,
     /// Store operations that were saved since it is on the list, estimated.
     pub saved: u64,
+    /// Requests a second of all processes together, where a list is followed that names the key.
+    pub fleet_per_sec: Option<f64>,
 }
 
 /// The hot keys of one process. See [`Heatsink::hot_list`](crate::Heatsink::hot_list).
@@ -109,6 +113,7 @@ impl fmt::Display for Rule {
             Rule::None => "no rule",
             Rule::Detected => "detected",
             Rule::Scheduled => "scheduled",
+            Rule::Fed => "hot for all processes together",
             Rule::Pinned => "pinned by an operator",
             Rule::Denied => "denied by an operator",
         })
@@ -123,6 +128,9 @@ impl fmt::Display for HotKey {
         if let Some(share) = self.share {
             let load = self.load_per_sec;
             write!(f, " ({:.1} % of the requests), {load:.0}/s reach the store", 100.0 * share)?;
+        }
+        if let Some(fleet) = self.fleet_per_sec {
+            write!(f, ", {fleet:.0}/s in all processes")?;
         }
         f.write_str("; ")?;
         match (self.treatment, self.in_force) {

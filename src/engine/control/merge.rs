@@ -7,15 +7,23 @@
 //!   order of the reports does not matter.
 //! - **Time and units**: counts are requests (or cost) within the merge's window; reports of
 //!   another duration are scaled to it, outwards.
-//! - **Bounds**: [`Limits`]; a report beyond them is refused whole, before anything is kept.
+//! - **Bounds**: [`Limits`], [`COUNT_MAX`], [`DURATION_MIN`]; a report beyond them is refused whole,
+//!   before anything is kept. Within them no sum saturates, so that a report can be taken out again.
 //! - **Source**: Agarwal and others 2012 (summaries that merge); the floor on the wire is what
 //!   ClickHouse's summaries lacked when a partly filled one was merged as if it were full.
 
+use super::sampling::ONE_IN_MAX;
 use super::sketch::{KEY_PREFIX_BYTES, Sketch};
 use crate::key::short;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
+
+/// No counter of a report is larger: a million millions in a window are not a service's traffic.
+pub const COUNT_MAX: u64 = 1 << 40;
+
+/// No window is shorter, so that scaling cannot blow a count up without limit.
+pub const DURATION_MIN: Duration = Duration::from_millis(1);
 
 /// One process's window.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -107,11 +115,14 @@ pub struct Limits {
     pub entries_max: u32,
     /// Different keys in all.
     pub keys_max: u32,
+    /// One report weighs no more than this for one key, whatever it claims: see
+    /// [`Merged::weighed`].
+    pub weighed_max: u64,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { reports_max: 4_096, entries_max: 4_096, keys_max: 65_536 }
+        Limits { reports_max: 4_096, entries_max: 4_096, keys_max: 65_536, weighed_max: u64::MAX }
     }
 }
 
@@ -127,7 +138,7 @@ pub enum Refused {
     /// A key is named twice.
     Repeated,
     /// Numbers that no sketch gives: an error above its count, parts above their whole, a window
-    /// without duration.
+    /// shorter than [`DURATION_MIN`], a count above [`COUNT_MAX`].
     Inconsistent,
 }
 
@@ -156,6 +167,13 @@ pub struct Merged {
     pub writes: u64,
     /// The part of the lower bound that reached the store.
     pub loads: u64,
+    /// The lower bound with each report cut to [`Limits::weighed_max`]: what is proven where no
+    /// single reporter is to be believed alone.
+    pub weighed: u64,
+    /// The sum of the squared weights behind the lower bound, for its margin.
+    pub squares: u64,
+    /// No less than what those reporters observed that named it.
+    pub named: u64,
     /// How many reporters named it.
     pub reporters: u32,
 }
@@ -174,6 +192,8 @@ struct Sum {
     lower: u64,
     writes: u64,
     loads: u64,
+    weighed: u64,
+    squares: u128,
     /// The floors of those reporters that named the key.
     floors: u64,
     reporters: u32,
@@ -186,6 +206,7 @@ pub struct Merge {
     keys_max: u32,
     reports_max: u32,
     entries_max: u32,
+    weighed_max: u64,
     sums: BTreeMap<ReportKey, Sum>,
     floors: u64,
     total: u64,
@@ -202,6 +223,7 @@ impl Merge {
             keys_max: limits.keys_max,
             reports_max: limits.reports_max,
             entries_max: limits.entries_max,
+            weighed_max: limits.weighed_max,
             sums: BTreeMap::new(),
             floors: 0,
             total: 0,
@@ -218,15 +240,14 @@ impl Merge {
         self.check(report)?;
         let floor = self.scale_up(report.floor, report);
         for entry in &report.entries {
-            let count = self.scale_up(entry.count, report);
-            let lower = self.scale_down(entry.count - entry.error, report);
-            let writes = self.scale_down(entry.writes, report);
-            let loads = self.scale_down(entry.loads, report);
+            let part = self.part(entry, floor, report);
             let sum = self.sums.entry(entry.key.clone()).or_default();
-            sum.count = sum.count.saturating_add(count);
-            sum.lower = sum.lower.saturating_add(lower);
-            sum.writes = sum.writes.saturating_add(writes);
-            sum.loads = sum.loads.saturating_add(loads);
+            sum.count = sum.count.saturating_add(part.count);
+            sum.lower = sum.lower.saturating_add(part.lower);
+            sum.writes = sum.writes.saturating_add(part.writes);
+            sum.loads = sum.loads.saturating_add(part.loads);
+            sum.weighed = sum.weighed.saturating_add(part.weighed);
+            sum.squares = sum.squares.saturating_add(part.squares);
             sum.floors = sum.floors.saturating_add(floor);
             sum.reporters += 1;
         }
@@ -235,6 +256,71 @@ impl Merge {
         self.reports += 1;
         self.one_in_max = self.one_in_max.max(report.one_in);
         Ok(())
+    }
+
+    /// Takes out a report that was added before: what is left is as if it had never come, but for
+    /// [`Merge::one_in_max`], which remembers it.
+    pub fn remove(&mut self, report: &Report) {
+        let floor = self.scale_up(report.floor, report);
+        for entry in &report.entries {
+            let part = self.part(entry, floor, report);
+            let Some(sum) = self.sums.get_mut(&entry.key) else { continue };
+            sum.count = sum.count.saturating_sub(part.count);
+            sum.lower = sum.lower.saturating_sub(part.lower);
+            sum.writes = sum.writes.saturating_sub(part.writes);
+            sum.loads = sum.loads.saturating_sub(part.loads);
+            sum.weighed = sum.weighed.saturating_sub(part.weighed);
+            sum.squares = sum.squares.saturating_sub(part.squares);
+            sum.floors = sum.floors.saturating_sub(floor);
+            sum.reporters = sum.reporters.saturating_sub(1);
+            if sum.reporters == 0 {
+                self.sums.remove(&entry.key);
+            }
+        }
+        self.floors = self.floors.saturating_sub(floor);
+        self.total = self.total.saturating_sub(self.scale_down(report.total, report));
+        self.reports = self.reports.saturating_sub(1);
+    }
+
+    /// The merge as one report, for a merge of merges: that of a host, then that of a region. Keys
+    /// at or below `at_least` are left out, and raise the floor.
+    #[must_use]
+    pub fn report(&self, entries_max: usize, at_least: u64) -> Report {
+        let mut all = self.ranked();
+        let named = all.iter().take_while(|m| m.lower_bound() > at_least).count().min(entries_max);
+        let left_out = all[named..].iter().map(|m| m.estimate).max().unwrap_or(0);
+        all.truncate(named);
+        let entry = |m: Merged| ReportEntry {
+            count: m.estimate.min(COUNT_MAX),
+            error: m.error.min(m.estimate.min(COUNT_MAX)),
+            writes: m.writes.min(COUNT_MAX),
+            loads: m.loads.min(COUNT_MAX),
+            key: m.key,
+        };
+        Report {
+            capacity: self.keys_max,
+            floor: self.floors.max(left_out).min(COUNT_MAX),
+            one_in: self.one_in_max,
+            duration: self.window,
+            total: self.total.min(COUNT_MAX),
+            entries: all.into_iter().map(entry).collect(),
+        }
+    }
+
+    fn part(&self, entry: &ReportEntry, floors: u64, report: &Report) -> Sum {
+        let lower = self.scale_down(entry.count - entry.error, report);
+        Sum {
+            count: self.scale_up(entry.count, report),
+            lower,
+            writes: self.scale_down(entry.writes, report),
+            loads: self.scale_down(entry.loads, report),
+            weighed: lower.min(self.weighed_max),
+            // One sample of a shorter window stands for more in the merge's.
+            squares: u128::from(lower) * u128::from(report.one_in) * self.window.as_nanos()
+                / report.duration.as_nanos(),
+            floors,
+            reporters: 1,
+        }
     }
 
     /// All keys, the largest lower bound first; equal ones in the order of their keys.
@@ -285,6 +371,9 @@ impl Merge {
             error: estimate.saturating_sub(sum.lower),
             writes: sum.writes,
             loads: sum.loads,
+            weighed: sum.weighed,
+            squares: u64::try_from(sum.squares).unwrap_or(u64::MAX),
+            named: sum.count,
             reporters: sum.reporters,
         }
     }
@@ -294,7 +383,11 @@ impl Merge {
         if entries > report.capacity.min(self.entries_max) {
             return Err(Refused::TooManyEntries);
         }
-        if report.duration.is_zero() || report.one_in == 0 {
+        let whole = report.floor.max(report.total);
+        if report.duration < DURATION_MIN
+            || !(1..=ONE_IN_MAX).contains(&report.one_in)
+            || whole > COUNT_MAX
+        {
             return Err(Refused::Inconsistent);
         }
         let mut keys: Vec<&ReportKey> = Vec::with_capacity(report.entries.len());
@@ -303,7 +396,7 @@ impl Merge {
                 return Err(Refused::KeyTooLong);
             }
             let lower = entry.count.checked_sub(entry.error).ok_or(Refused::Inconsistent)?;
-            if entry.writes > lower || entry.loads > lower {
+            if entry.count > COUNT_MAX || entry.writes > lower || entry.loads > lower {
                 return Err(Refused::Inconsistent);
             }
             keys.push(&entry.key);
@@ -397,6 +490,19 @@ mod tests {
                 backward.add(report).unwrap();
             }
             prop_assert_eq!(&forward, &backward);
+            // The last report taken out again leaves what was there before it.
+            let (last, others) = reports.split_last().unwrap();
+            let mut fewer = Merge::new(WINDOW, Limits::default());
+            others.iter().for_each(|report| fewer.add(report).unwrap());
+            backward.remove(last);
+            prop_assert_eq!(&fewer, &backward);
+            // Merging the merge is merging the reports.
+            let mut again = Merge::new(WINDOW, Limits::default());
+            again.add(&forward.report(usize::MAX, 0)).unwrap();
+            for m in forward.ranked().iter().filter(|m| m.lower_bound() > 0) {
+                let twice = again.get(&m.key).unwrap();
+                prop_assert_eq!((twice.estimate, twice.error), (m.estimate, m.error));
+            }
             for key in 0u8..30 {
                 let truth: u64 = all
                     .iter()

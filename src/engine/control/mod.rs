@@ -14,21 +14,31 @@
 //! - [`hotlist`]: the answer, as an operator reads it.
 //! - [`treat`]: which remedy fits a hot key, with the numbers behind the choice.
 //! - [`merge`]: reports of several processes as one ranked list with bounds.
+//! - [`reporter`], [`aggregate`], [`fleet`], [`follow`], [`fed`]: the hot list of many processes:
+//!   what each reports, what all decide together, how it travels, how it is taken up and obeyed.
 //! - [`lanes`]: one writer's absolute total of a counter, and what of it is stored.
+//! - [`leasing`]: a limit that many processes share.
 //! - [`roster`]: who holds which lane.
 //! - [`registry`]: which keys are spread over several names, as one process knows it.
 //! - [`salt`]: a counter in slots, and the one way in which that changes.
 //! - [`rotation`]: which step of that change is due.
 //! - [`sizing`]: how many slots, where they may share a shard.
+//! - [`stock`]: units in buckets, and the work that moves them.
 
+pub mod aggregate;
 pub mod detect;
+pub mod fed;
+pub mod fleet;
+pub mod follow;
 pub mod hotlist;
 pub mod hysteresis;
 mod index;
 pub mod lanes;
+pub mod leasing;
 pub mod merge;
 pub mod operator;
 pub mod registry;
+pub mod reporter;
 pub mod roster;
 pub mod rotation;
 pub mod salt;
@@ -37,6 +47,7 @@ pub mod shards;
 pub mod sizing;
 pub mod sketch;
 pub mod steering;
+pub mod stock;
 pub mod treat;
 pub mod verdict;
 pub mod watch;

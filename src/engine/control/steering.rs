@@ -3,7 +3,8 @@
 //! - **What**: the detector with its verdicts in force, the shards, and the operator's pins,
 //!   denials and schedules; out come the keys to be treated, the hot list and events.
 //! - **Invariant**: a denied key is never treated; a pinned one always is, unless denied; in
-//!   observe-only mode nothing is.
+//!   observe-only mode nothing is. A list from outside adds keys and denials, and takes away none
+//!   of this process's own.
 //! - **Time and units**: [`Tick`] at each call; rates per second; weights in requests (or in cost).
 //! - **Bounds**: [`Options::keys_max`] treated keys, the operator's among them; [`FLIPS_MAX`]; one found key per watched one, and
 //!   [`EVENTS_MAX`] events that wait.
@@ -11,9 +12,12 @@
 
 use super::super::time::Tick;
 use super::detect::{self, Detector, Sample};
+use super::fed::Fed;
+use super::fleet::FleetList;
 use super::hotlist::{HotKey, HotList, Rule};
 use super::merge::Report;
 use super::operator::{Named, Operator};
+use super::reporter::{self, Reporter};
 use super::shards::Shards;
 use super::sketch::prefix;
 use super::treat::{self, Decision, Rates, Shard, Situation, Treatment};
@@ -94,6 +98,9 @@ pub struct Steering {
     detector: Detector,
     shards: Shards,
     operator: Operator,
+    /// Both only where a feed was asked for.
+    reporter: Option<Box<Reporter>>,
+    fed: Option<Box<Fed>>,
     found: BTreeMap<Id, Found>,
     flips: BTreeMap<u64, u32>,
     counts: Counts,
@@ -110,6 +117,8 @@ impl Steering {
             detector: Detector::new(options.detect.clone(), seed),
             operator: Operator::new(options.keys_max),
             options,
+            reporter: None,
+            fed: None,
             shards: Shards::default(),
             found: BTreeMap::new(),
             flips: BTreeMap::new(),
@@ -125,6 +134,9 @@ impl Steering {
         if let Some(shard) = shard.filter(|_| sample.loaded) {
             let weight = u64::from(sample.weight.clamp(1, detect::WEIGHT_MAX));
             self.shards.observe(shard, weight * u64::from(sample.one_in));
+        }
+        if let Some(reporter) = &mut self.reporter {
+            reporter.handle_sample(sample);
         }
         let verdict = self.detector.handle_sample(now, sample);
         if let Some(Verdict::Promote(finding)) = verdict {
@@ -205,6 +217,31 @@ impl Steering {
         self.detector.report(entries_max)
     }
 
+    /// Counts for reports from now on.
+    pub fn start_reports(&mut self, now: Tick, seed: u64) {
+        self.reporter.get_or_insert_with(|| Box::new(Reporter::new(now, seed)));
+    }
+
+    /// Counts for reports no more.
+    pub fn stop_reports(&mut self) {
+        self.reporter = None;
+    }
+
+    /// What was counted since the last report; see [`Reporter::take`].
+    pub fn take_report(&mut self, now: Tick, floor_per_sec: f64) -> Option<Report> {
+        self.reporter.as_mut()?.take(now, floor_per_sec, reporter::ENTRIES_MAX)
+    }
+
+    /// Obeys `list` from now on, or no list at all. `hash` hashes keys as samples are.
+    pub fn obey(&mut self, now: Tick, list: Option<&FleetList>, hash: impl Fn(&Key) -> u64) {
+        let had = self.fed.take();
+        if had.is_none() && list.is_none() {
+            return;
+        }
+        self.fed = list.map(|list| Box::new(had.unwrap_or_default().next(now, list, hash)));
+        self.touch();
+    }
+
     /// Passes on what the operator says; `now` starts and ends the schedules that are due.
     pub fn operate<R>(&mut self, now: Tick, say: impl FnOnce(&mut Operator) -> R) -> R {
         let out = say(&mut self.operator);
@@ -222,21 +259,41 @@ impl Steering {
         let named = self.operator.treated().map(|(key, _)| key);
         let found = self.found.values().filter(|f| f.near).map(|f| &f.key);
         let mut seen = BTreeSet::new();
-        let all = named.chain(found);
-        all.filter(|k| !self.operator.denies(k) && seen.insert(*k))
-            .take(self.options.keys_max)
-            .cloned()
-            .collect()
+        let mut own: Vec<&Key> = named.chain(found).filter(|k| seen.insert(*k)).collect();
+        // The keys of a list are different ones, and may be many.
+        let fed = self.fed.iter().flat_map(|fed| fed.keys());
+        let fed = fed.filter(|(_, f)| f.treatment == Some(Treatment::Near)).map(|(key, _)| key);
+        own.extend(fed.filter(|key| !seen.contains(*key)));
+        own.retain(|key| !self.denies(key));
+        own.into_iter().take(self.options.keys_max).cloned().collect()
+    }
+
+    /// The keys that stand on the list, whatever is done about them; some may come twice.
+    pub fn listed(&self) -> impl Iterator<Item = &Key> {
+        let named = self.operator.treated().map(|(key, _)| key);
+        named.chain(self.found.values().map(|f| &f.key))
     }
 
     /// By whose word `key` is treated, or not.
     #[must_use]
     pub fn rule(&self, key: &Key, hash: u64) -> Rule {
+        let fed = self.fed.as_ref().and_then(|fed| fed.rule(key));
         match (self.operator.rule(key), self.found.get(&id(hash, key))) {
+            _ if self.denies(key) => Rule::Denied,
             (Rule::None, Some(found)) if found.by_schedule => Rule::Scheduled,
-            (Rule::None, Some(_)) => Rule::Detected,
+            (Rule::None, Some(_)) if fed != Some(Rule::Pinned) => Rule::Detected,
+            (Rule::None, _) => fed.unwrap_or(Rule::None),
             (said, _) => said,
         }
+    }
+
+    /// Whether nobody may treat `key`, by the word of an operator here or of the list.
+    fn denies(&self, key: &Key) -> bool {
+        self.operator.denies(key) || self.fed.as_ref().is_some_and(|fed| fed.denies(key))
+    }
+
+    fn fed_rate(&self, key: &Key) -> Option<f64> {
+        self.fed.as_ref()?.rate(key)
     }
 
     /// What the detector knows of the key with this hash.
@@ -255,6 +312,12 @@ impl Steering {
         for (key, named) in self.operator.treated() {
             if on_it.insert(key) {
                 entries.push(self.entry_of_named(now, key, &named, &treated));
+            }
+        }
+        for (key, fed) in self.fed.iter().flat_map(|fed| fed.keys()) {
+            if on_it.insert(key) {
+                let entry = self.entry_of_named(now, key, &fed.named, &treated);
+                entries.push(HotKey { treatment: fed.treatment, ..entry });
             }
         }
         entries.sort_by(|a, b| {
@@ -386,6 +449,13 @@ impl Steering {
             let estimate = detector.explain(pin.hash).and_then(|e| e.estimate);
             pin.saved += estimate.map_or(0.0, |e| saved(&e, record.duration));
         }
+        for (key, fed) in self.fed.iter_mut().flat_map(|fed| fed.keys_mut()) {
+            // What this process has found too is counted there.
+            if !self.found.contains_key(&id(fed.named.hash, key)) {
+                let estimate = detector.explain(fed.named.hash).and_then(|e| e.estimate);
+                fed.named.saved += estimate.map_or(0.0, |e| saved(&e, record.duration));
+            }
+        }
         let ids: Vec<Id> = self.found.keys().cloned().collect();
         for id in ids {
             self.refresh(now, &id, record.duration);
@@ -434,7 +504,9 @@ impl Steering {
 
     fn entry_of_found(&self, now: Tick, hash: u64, f: &Found, treated: &BTreeSet<Key>) -> HotKey {
         let pinned = self.operator.pinned(&f.key);
-        let treatment = if f.near || pinned.is_some() { Some(Treatment::Near) } else { None };
+        let fed = self.fed.as_ref().is_some_and(|fed| fed.near(&f.key));
+        let near = f.near || pinned.is_some() || fed;
+        let treatment = if near { Some(Treatment::Near) } else { None };
         HotKey {
             key: f.key.clone(),
             rule: self.rule(&f.key, hash),
@@ -451,6 +523,7 @@ impl Steering {
             reads_advice: f.decision.reads,
             writes_advice: f.decision.writes,
             saved: f.saved.max(pinned.map_or(0.0, |p| p.saved)) as u64,
+            fleet_per_sec: self.fed_rate(&f.key),
         }
     }
 
@@ -475,6 +548,7 @@ impl Steering {
             reads_advice: None,
             writes_advice: None,
             saved: pin.saved as u64,
+            fleet_per_sec: self.fed_rate(key),
         }
     }
 

@@ -32,6 +32,8 @@ pub enum Op {
     PoisonOnce,
     ClaimLane,
     Take,
+    EndHold,
+    Holds,
     Publish,
     Subscribe,
 }
@@ -40,7 +42,7 @@ impl Op {
     /// True for an operation that changes nothing.
     #[must_use]
     pub const fn is_read(self) -> bool {
-        matches!(self, Op::Get | Op::GetMany | Op::GetReplica | Op::Subscribe)
+        matches!(self, Op::Get | Op::GetMany | Op::GetReplica | Op::Holds | Op::Subscribe)
     }
 }
 

@@ -17,7 +17,7 @@ pub use builder::MemoryStoreBuilder;
 pub use faults::{Fault, Faults, On, Op};
 pub use shard::ShardCounts;
 
-use super::{Capability, Once, Store, Stored, Subscription, Take, Version};
+use super::{Capability, End, Ended, Holds, Once, Store, Stored, Subscription, Take, Version};
 use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Result, Retry};
 use crate::key::{self, Key};
@@ -380,6 +380,13 @@ impl Store for MemoryStore {
         self.call(Op::Get, key, move |shard, now| Ok(shard.get(&of, now, shows))).await
     }
 
+    async fn get_uncached(&self, key: &Key) -> Result<Option<Stored>> {
+        let stored = self.get(key).await?;
+        // What a store that named it may leave out.
+        let brief = self.capability().uncached;
+        Ok(stored.map(|s| Stored { ttl_left: s.ttl_left.filter(|_| !brief), ..s }))
+    }
+
     async fn get_many(&self, keys: &[Key]) -> Vec<Result<Option<Stored>>> {
         let shows = self.inner.shows();
         self.many(Op::GetMany, keys, move |shard, key, now| shard.get(key, now, shows)).await
@@ -461,6 +468,18 @@ impl Store for MemoryStore {
         self.can(|c| c.take, "take")?;
         let (of, hold) = (key.clone(), hold.clone());
         self.call(Op::Take, key, move |shard, now| shard.take(&of, amount, &hold, now)).await
+    }
+
+    async fn end_hold(&self, key: &Key, hold: &Key, end: End) -> Result<Ended> {
+        self.can(|c| c.take, "take")?;
+        let (of, hold) = (key.clone(), hold.clone());
+        self.call(Op::EndHold, key, move |shard, now| shard.end_hold(&of, &hold, end, now)).await
+    }
+
+    async fn holds(&self, key: &Key, page: Option<Bytes>) -> Result<Holds> {
+        self.can(|c| c.take, "take")?;
+        let of = key.clone();
+        self.call(Op::Holds, key, move |shard, _| Ok(shard.holds(&of, page))).await
     }
 
     async fn publish(&self, channel: &Key, message: Bytes) -> Result<()> {

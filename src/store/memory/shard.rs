@@ -4,16 +4,19 @@
 use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
-use crate::store::{Once, Stored, Take, Version};
+use crate::store::{End, Ended, Hold, Holds, Once, Stored, Take, Version};
 use bytes::Bytes;
 use hashbrown::HashMap;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
 use std::time::Duration;
 
 /// Bytes that an entry costs beside its key and value: the map slot and two buffers' heads.
 const ENTRY_OVERHEAD: usize = 128;
 /// Ids of `add_once` and holds of `take` that one key remembers.
 const IDS_MAX: usize = 1 << 20;
+/// Holds told at once.
+const HOLDS_PAGE: usize = 512;
 /// Past states of one key kept for a lagging replica.
 const PAST_MAX: usize = 64;
 /// Keys per shard whose operations are counted one by one.
@@ -57,12 +60,12 @@ pub(super) struct Shows {
 #[derive(Debug)]
 struct Ids {
     once: Map<OnceState>,
-    holds: Map<i64>,
+    holds: BTreeMap<Key, HoldState>,
 }
 
 impl Default for Ids {
     fn default() -> Ids {
-        Ids { once: map(), holds: map() }
+        Ids { once: map(), holds: BTreeMap::new() }
     }
 }
 
@@ -70,6 +73,14 @@ impl Default for Ids {
 enum OnceState {
     Applied,
     Poisoned,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct HoldState {
+    amount: u64,
+    /// What was left when it took.
+    left: i64,
+    ended: Option<End>,
 }
 
 /// How often a key was asked for.
@@ -365,8 +376,12 @@ impl Shard {
     }
 
     pub(super) fn take(&mut self, key: &Key, amount: u64, hold: &Key, now: Tick) -> Result<Take> {
-        if let Some(&left) = self.ids(key).holds.get(hold) {
-            return Ok(Take::Taken { left });
+        match self.ids(key).holds.get(hold) {
+            Some(&HoldState { ended: Some(End::Back), amount, .. }) => {
+                return Ok(Take::Ended { amount });
+            }
+            Some(&HoldState { left, .. }) => return Ok(Take::Taken { left }),
+            None => {}
         }
         let have = self.integer(key, now)?;
         let left = i64::try_from(amount).ok().and_then(|n| have.checked_sub(n));
@@ -375,8 +390,44 @@ impl Shard {
         };
         room(self.ids(key).holds.len(), key)?;
         self.store_integer(key, left, None, now)?;
-        self.ids(key).holds.insert(hold.clone(), left);
+        self.ids(key).holds.insert(hold.clone(), HoldState { amount, left, ended: None });
         Ok(Take::Taken { left })
+    }
+
+    pub(super) fn end_hold(&mut self, key: &Key, hold: &Key, end: End, now: Tick) -> Result<Ended> {
+        let holds = &self.ids(key).holds;
+        let known = holds.len();
+        let state = match holds.get(hold) {
+            Some(&HoldState { amount, ended: Some(end), .. }) => {
+                return Ok(Ended::Before { end, amount });
+            }
+            Some(open) => *open,
+            None if end == End::Sold => return Ok(Ended::Never),
+            None => {
+                room(known, key)?;
+                HoldState { amount: 0, left: 0, ended: None }
+            }
+        };
+        if end == End::Back && state.amount > 0 {
+            // What was taken from a 64-bit integer fits into one.
+            self.add(key, i64::try_from(state.amount).unwrap_or(i64::MAX), now)?;
+        }
+        self.ids(key).holds.insert(hold.clone(), HoldState { ended: Some(end), ..state });
+        Ok(Ended::Now { amount: state.amount })
+    }
+
+    pub(super) fn holds(&mut self, key: &Key, page: Option<Bytes>) -> Holds {
+        let from = match page {
+            Some(last) => Bound::Excluded(Key::from(last)),
+            None => Bound::Unbounded,
+        };
+        let mut rest = self.ids(key).holds.range((from, Bound::Unbounded));
+        let of =
+            |(id, h): (&Key, &HoldState)| Hold { id: id.clone(), amount: h.amount, ended: h.ended };
+        let page: Vec<Hold> = rest.by_ref().take(HOLDS_PAGE).map(of).collect();
+        let next = page.last().filter(|_| rest.next().is_some());
+        let next = next.map(|last| Bytes::copy_from_slice(last.id.as_bytes()));
+        Holds { page, next }
     }
 
     fn ids(&mut self, key: &Key) -> &mut Ids {

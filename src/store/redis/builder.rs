@@ -10,14 +10,20 @@ use crate::error::{Error, Result};
 use crate::runtime::{Home, ambient};
 use redis::aio::MultiplexedConnection;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Value};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Options of a [`RedisStore`]. Begins with [`RedisStore::builder`].
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[must_use]
 pub struct RedisStoreBuilder {
+    /// They may hold a password.
     seeds: Vec<String>,
+    #[cfg(feature = "redis-tls")]
+    root: Option<Vec<u8>>,
+    #[cfg(feature = "redis-tls")]
+    client: Option<redis::ClientTlsConfig>,
     cluster: bool,
     limits: Limits,
     call: Duration,
@@ -28,6 +34,10 @@ impl RedisStoreBuilder {
     pub(super) fn new(url: &str) -> RedisStoreBuilder {
         RedisStoreBuilder {
             seeds: vec![url.into()],
+            #[cfg(feature = "redis-tls")]
+            root: None,
+            #[cfg(feature = "redis-tls")]
+            client: None,
             cluster: false,
             limits: Limits {
                 response: Duration::from_secs(1),
@@ -58,6 +68,27 @@ impl RedisStoreBuilder {
     /// Whether this is a cluster. Default: no, unless there is more than one seed.
     pub fn cluster(mut self, cluster: bool) -> Self {
         self.cluster = cluster;
+        self
+    }
+
+    /// The certificate, in PEM, of the authority that signs the servers' certificates. Default:
+    /// those that the system trusts. Feature `redis-tls`.
+    #[cfg(feature = "redis-tls")]
+    pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.root = Some(pem.into());
+        self
+    }
+
+    /// The certificate and the key, in PEM, that the client shows. Default: none. Feature
+    /// `redis-tls`.
+    #[cfg(feature = "redis-tls")]
+    pub fn client_certificate(
+        mut self,
+        certificate: impl Into<Vec<u8>>,
+        key: impl Into<Vec<u8>>,
+    ) -> Self {
+        let (client_cert, client_key) = (certificate.into(), key.into());
+        self.client = Some(redis::ClientTlsConfig { client_cert, client_key });
         self
     }
 
@@ -121,8 +152,8 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Whether a read asks for the expiry of the value too, with a second command in the same
-    /// message. Without it a value near the end of its life may be cached beyond it, by at most
+    /// Whether a read whose value may be cached asks for its expiry too, with a second command in
+    /// the same message; a read of a key that is not hot does not. Without it a value near the end of its life may be cached beyond it, by at most
     /// the stale limit. Default: yes.
     pub fn read_ttl(mut self, ttl: bool) -> Self {
         self.options.ttl = ttl;
@@ -170,7 +201,7 @@ impl RedisStoreBuilder {
         self.check(base)?;
         let runtime = ambient();
         let reach = Reach {
-            base: base.clone(),
+            base: self.with_certificates(base)?,
             limits: self.limits.clone(),
             home: home()?,
             clock: runtime.clock(),
@@ -198,6 +229,33 @@ impl RedisStoreBuilder {
         Ok(RedisStore::over(Inner { route, scripts: Scripts::new(), options, wrapped: true }))
     }
 
+    #[cfg(feature = "redis-tls")]
+    fn with_certificates(&self, base: &ConnectionInfo) -> Result<ConnectionInfo> {
+        let (client_tls, root_cert) = (self.client.clone(), self.root.clone());
+        if client_tls.is_none() && root_cert.is_none() {
+            return Ok(base.clone());
+        }
+        if !matches!(base.addr(), ConnectionAddr::TcpTls { .. }) {
+            return Err(Error::config("a certificate needs TLS: a URL that begins with rediss://"));
+        }
+        // A file without a certificate is none that trusts nobody.
+        let pem = |bytes: &[u8]| bytes.windows(27).any(|w| w == b"-----BEGIN CERTIFICATE-----");
+        let client_pem = client_tls.as_ref().map(|client| &client.client_cert);
+        if !root_cert.iter().chain(client_pem).all(|bytes| pem(bytes)) {
+            return Err(Error::config("a certificate is not in PEM"));
+        }
+        let certificates = redis::TlsCertificates { client_tls, root_cert };
+        let error = |e| Error::config("a certificate or a key cannot be read").with_source(e);
+        let client = redis::Client::build_with_tls(base.clone(), certificates).map_err(error)?;
+        Ok(client.get_connection_info().clone())
+    }
+
+    #[cfg(not(feature = "redis-tls"))]
+    #[expect(clippy::unnecessary_wraps, reason = "as with certificates")]
+    fn with_certificates(&self, base: &ConnectionInfo) -> Result<ConnectionInfo> {
+        Ok(base.clone())
+    }
+
     fn check(&self, base: &ConnectionInfo) -> Result<()> {
         if self.cluster && base.redis_settings().db() != 0 {
             return Err(Error::config("a Redis cluster has no databases but number 0"));
@@ -214,6 +272,18 @@ impl RedisStoreBuilder {
             return Err(Error::config("`in_flight_max` is 0: no call could be made"));
         }
         Ok(())
+    }
+}
+
+impl fmt::Debug for RedisStoreBuilder {
+    /// Without URLs and keys: they hold secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStoreBuilder")
+            .field("cluster", &self.cluster)
+            .field("limits", &self.limits)
+            .field("call", &self.call)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
     }
 }
 

@@ -30,7 +30,9 @@ mod subscribe;
 pub use builder::RedisStoreBuilder;
 pub use route::RedisStats;
 
-use super::{Capability, Once, Store, Stored, Subscription, Take, Version};
+use super::{
+    Capability, End, Ended, Hold, Holds, Once, Store, Stored, Subscription, Take, Version,
+};
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::{self, Key};
 use bytes::Bytes;
@@ -42,6 +44,9 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Holds asked for at once.
+const HOLDS_PAGE: usize = 512;
 
 /// A TTL beyond ten thousand years is none that a server takes.
 const TTL_MS_MAX: u128 = 315_360_000_000_000;
@@ -206,8 +211,8 @@ impl RedisStore {
         }
     }
 
-    /// The commands that read one key.
-    fn read_cmds(&self, key: &Key) -> Pipeline {
+    /// The commands that read one key, and if so its expiry.
+    fn read_cmds(&self, key: &Key, ttl: bool) -> Pipeline {
         let mut pipe = Pipeline::with_capacity(2);
         let mut cmd = |name: &str| {
             let mut cmd = Cmd::with_capacity(2, name.len() + key.len());
@@ -215,10 +220,27 @@ impl RedisStore {
             pipe.add_command(cmd);
         };
         cmd("GET");
-        if self.inner.options.ttl {
+        if ttl {
             cmd("PTTL");
         }
         pipe
+    }
+
+    async fn read(&self, key: &Key, ttl: bool) -> Result<Option<Stored>> {
+        let (inner, slot) = (&*self.inner, key.cluster_slot());
+        if inner.options.hedge || ttl {
+            let cmds = self.read_cmds(key, ttl);
+            let replies = if inner.options.hedge {
+                self.run(inner.route.read_hedged(slot, &cmds)).await
+            } else {
+                self.run(inner.route.read(slot, &cmds)).await
+            };
+            return replies.and_then(value).map_err(|e| e.with_key(key));
+        }
+        let mut cmd = Cmd::with_capacity(2, 3 + key.len());
+        cmd.arg("GET").arg(key.as_bytes());
+        let reply = self.run(inner.route.one(slot, &cmd, false)).await;
+        reply.and_then(bare).map_err(|e| e.with_key(key))
     }
 
     fn kept(&self) -> (String, String) {
@@ -250,22 +272,26 @@ fn checked(reply: Value) -> Result<Value> {
     }
 }
 
+/// The value in the reply to GET.
+fn bare(reply: Value) -> Result<Option<Stored>> {
+    match checked(reply)? {
+        Value::BulkString(bytes) => Ok(Some(scripts::stored(bytes, None))),
+        Value::Nil => Ok(None),
+        _ => Err(answer::unexpected(false)),
+    }
+}
+
 /// The value in the replies to GET and PTTL.
 fn value(replies: Vec<Value>) -> Result<Option<Stored>> {
-    let mut replies = replies.into_iter().map(checked);
-    let bytes = match replies.next() {
-        Some(Ok(Value::BulkString(bytes))) => bytes,
-        Some(Ok(Value::Nil)) => return Ok(None),
-        Some(Err(e)) => return Err(e),
-        _ => return Err(answer::unexpected(false)),
-    };
-    let ttl_left = match replies.next().transpose()? {
+    let mut replies = replies.into_iter();
+    let Some(stored) = replies.next().map(bare).transpose()?.flatten() else { return Ok(None) };
+    let ttl_left = match replies.next().map(checked).transpose()? {
         Some(Value::Int(ms @ 0..)) => Some(Duration::from_millis(ms.unsigned_abs())),
         // It expired in between.
         Some(Value::Int(-2)) => Some(Duration::ZERO),
         _ => None,
     };
-    Ok(Some(scripts::stored(bytes, ttl_left)))
+    Ok(Some(Stored { ttl_left, ..stored }))
 }
 
 /// A TTL in the server's milliseconds: never early, never zero.
@@ -299,6 +325,14 @@ fn list(reply: &Value) -> &[Value] {
     if let Value::Array(items) = reply { items } else { &[] }
 }
 
+fn text(reply: &Value) -> Option<&str> {
+    if let Value::BulkString(bytes) = reply { std::str::from_utf8(bytes).ok() } else { None }
+}
+
+fn units(reply: &Value) -> Result<u64> {
+    text(reply).and_then(|n| n.parse().ok()).ok_or_else(|| answer::unexpected(true))
+}
+
 fn once(reply: &Value) -> Result<Once> {
     let word = |v: &Value| match v {
         Value::BulkString(b) => String::from_utf8_lossy(b).into_owned(),
@@ -329,27 +363,22 @@ impl Store for RedisStore {
             shard_of: route.is_cluster(),
             ttl: options.ttl,
             version: false,
+            uncached: options.ttl,
         }
     }
 
     async fn get(&self, key: &Key) -> Result<Option<Stored>> {
-        let (inner, slot) = (&*self.inner, key.cluster_slot());
-        let replies = if inner.options.hedge {
-            self.run(inner.route.read_hedged(slot, &self.read_cmds(key))).await
-        } else if inner.options.ttl {
-            self.run(inner.route.read(slot, &self.read_cmds(key))).await
-        } else {
-            let mut cmd = Cmd::with_capacity(2, 3 + key.len());
-            cmd.arg("GET").arg(key.as_bytes());
-            self.run(inner.route.one(slot, &cmd, false)).await.map(|reply| vec![reply])
-        };
-        replies.and_then(value).map_err(|e| e.with_key(key))
+        self.read(key, self.inner.options.ttl).await
+    }
+
+    async fn get_uncached(&self, key: &Key) -> Result<Option<Stored>> {
+        self.read(key, false).await
     }
 
     async fn get_many(&self, keys: &[Key]) -> Vec<Result<Option<Stored>>> {
         let each = if self.inner.options.ttl { 2 } else { 1 };
         let read = |key: &Key, into: &mut Vec<Cmd>| {
-            into.extend(self.read_cmds(key).cmd_iter().cloned());
+            into.extend(self.read_cmds(key, each == 2).cmd_iter().cloned());
         };
         let replies = self.batch(keys, false, each, read).await;
         let one = |(key, got): (&Key, Result<Vec<Value>>)| {
@@ -472,9 +501,51 @@ impl Store for RedisStore {
         let args = [hold.as_bytes(), amount.as_bytes(), kept.as_bytes(), max.as_bytes()];
         let script = &self.inner.scripts.take;
         let reply = self.script("take", script, key, &[key, &holds], &args).await?;
-        let [taken, left] = list(&reply) else { return Err(answer::unexpected(true)) };
-        let left = total(left)?;
-        Ok(if yes(taken)? { Take::Taken { left } } else { Take::Short { left } })
+        let [taken, count] = list(&reply) else { return Err(answer::unexpected(true)) };
+        match taken {
+            Value::Int(0) => Ok(Take::Short { left: total(count)? }),
+            Value::Int(1) => Ok(Take::Taken { left: total(count)? }),
+            Value::Int(2) => Ok(Take::Ended { amount: units(count)? }),
+            _ => Err(answer::unexpected(true)),
+        }
+    }
+
+    async fn end_hold(&self, key: &Key, hold: &Key, end: End) -> Result<Ended> {
+        let (holds, (kept, max)) = (scripts::beside(key, "hold"), self.kept());
+        let letter: &[u8] = if end == End::Sold { b"s" } else { b"b" };
+        let args = [hold.as_bytes(), letter, kept.as_bytes(), max.as_bytes()];
+        let script = &self.inner.scripts.end_hold;
+        let reply = self.script("take", script, key, &[key, &holds], &args).await?;
+        let [when, amount, how] = list(&reply) else { return Err(answer::unexpected(true)) };
+        let amount = units(amount)?;
+        let how = text(how).and_then(scripts::end).flatten();
+        match (when, how) {
+            (Value::Int(0), _) => Ok(Ended::Never),
+            (Value::Int(1), _) => Ok(Ended::Now { amount }),
+            (Value::Int(2), Some(end)) => Ok(Ended::Before { end, amount }),
+            _ => Err(answer::unexpected(true)),
+        }
+    }
+
+    async fn holds(&self, key: &Key, page: Option<Bytes>) -> Result<Holds> {
+        if !self.inner.options.scripts {
+            return Err(Error::unsupported("take"));
+        }
+        let holds = scripts::beside(key, "hold");
+        let mut cmd = redis::cmd("HSCAN");
+        let from = page.unwrap_or_else(|| Bytes::from_static(b"0"));
+        cmd.arg(&holds).arg(from.as_ref()).arg("COUNT").arg(HOLDS_PAGE);
+        let reply = self.plain(key, &cmd, false).await?;
+        let [Value::BulkString(next), found] = list(&reply) else {
+            return Err(answer::unexpected(false));
+        };
+        let next = (next != b"0").then(|| Bytes::copy_from_slice(next));
+        let pairs = list(found).chunks_exact(2).map(|pair| match pair {
+            [Value::BulkString(id), Value::BulkString(state)] => scripts::hold(id, state),
+            _ => None,
+        });
+        let page: Option<Vec<Hold>> = pairs.collect();
+        Ok(Holds { page: page.ok_or_else(|| answer::unexpected(false))?, next })
     }
 
     async fn publish(&self, channel: &Key, message: Bytes) -> Result<()> {
@@ -496,7 +567,8 @@ impl Store for RedisStore {
         if !self.inner.options.replicas {
             return Err(Error::unsupported("replicas"));
         }
-        let (route, cmds) = (&self.inner.route, self.read_cmds(key));
+        let cmds = self.read_cmds(key, self.inner.options.ttl);
+        let route = &self.inner.route;
         let near = self.run(async { Ok(route.read_replica(key.cluster_slot(), &cmds).await) });
         if let Some(replies) = near.await?
             && let Ok(Some(found)) = value(replies)

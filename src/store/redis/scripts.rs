@@ -5,8 +5,8 @@
 //! eviction take version and value together. A sealed counter is its digits followed by [`SEAL`]
 //! and the tag, so that `INCRBY` refuses by itself.
 
-use crate::key;
-use crate::store::{Stored, Version};
+use crate::key::{self, Key};
+use crate::store::{End, Hold, Stored, Version};
 use bytes::Bytes;
 use redis::Cmd;
 use std::time::Duration;
@@ -87,6 +87,7 @@ pub(super) struct Scripts {
     pub(super) add_once: Script,
     pub(super) poison_once: Script,
     pub(super) take: Script,
+    pub(super) end_hold: Script,
 }
 
 impl Scripts {
@@ -100,6 +101,7 @@ impl Scripts {
             add_once: Script::new(ADD_ONCE),
             poison_once: Script::new(POISON_ONCE),
             take: Script::new(TAKE),
+            end_hold: Script::new(END_HOLD),
         }
     }
 }
@@ -216,10 +218,14 @@ redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 'poisoned'";
 
 /// KEYS 1 stock, 2 holds; ARGV hold, amount or "" for more than fits, how long holds are kept in
-/// ms, how many.
+/// ms, how many. A hold stands as `state:amount:left`; its states are o(pen), s(old), b(ack).
 const TAKE: &str = r"
 local was = redis.call('HGET', KEYS[2], ARGV[1])
-if was then return {1, was} end
+if was then
+  local state, amount, left = string.match(was, '^(%a):(%d+):(%d+)$')
+  if state == 'b' then return {2, amount} end
+  return {1, left}
+end
 local have = redis.call('GET', KEYS[1])
 if not have then return {0, '0'} end
 local same = redis.pcall('INCRBY', KEYS[1], 0)
@@ -234,9 +240,48 @@ if string.sub(left, 1, 1) == '-' then
   redis.call('INCRBY', KEYS[1], ARGV[2])
   return {0, have}
 end
-redis.call('HSET', KEYS[2], ARGV[1], left)
+redis.call('HSET', KEYS[2], ARGV[1], 'o:' .. ARGV[2] .. ':' .. left)
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
 return {1, left}";
+
+/// KEYS 1 stock, 2 holds; ARGV hold, s or b, how long holds are kept in ms, how many. Returns 0
+/// (never), 1 (now) or 2 (before), the amount, and how it ended before.
+const END_HOLD: &str = r"
+local was = redis.call('HGET', KEYS[2], ARGV[1])
+if not was then
+  if ARGV[2] == 's' then return {0, '0', ''} end
+  if redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[4]) then
+    return redis.error_reply('HSLIMIT the key remembers no more holds')
+  end
+  was = 'o:0:0'
+end
+local state, amount, left = string.match(was, '^(%a):(%d+):(%d+)$')
+if state ~= 'o' then return {2, amount, state} end
+if ARGV[2] == 'b' and amount ~= '0' then
+  local total = redis.pcall('INCRBY', KEYS[1], amount)
+  if type(total) == 'table' then return total end
+end
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2] .. ':' .. amount .. ':' .. left)
+redis.call('PEXPIRE', KEYS[2], ARGV[3])
+return {1, amount, ''}";
+
+/// A hold as it stands in the hash.
+pub(super) fn hold(id: &[u8], state: &[u8]) -> Option<Hold> {
+    let mut parts = std::str::from_utf8(state).ok()?.splitn(3, ':');
+    let ended = end(parts.next()?)?;
+    Some(Hold { id: Key::copy(id), amount: parts.next()?.parse().ok()?, ended })
+}
+
+/// A state's letter; `None` within for an open hold.
+#[expect(clippy::option_option, reason = "no letter, and a letter that says open, differ")]
+pub(super) fn end(letter: &str) -> Option<Option<End>> {
+    match letter {
+        "o" => Some(None),
+        "s" => Some(Some(End::Sold)),
+        "b" => Some(Some(End::Back)),
+        _ => None,
+    }
+}
 
 #[cfg(test)]
 mod tests {

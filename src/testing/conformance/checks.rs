@@ -153,6 +153,12 @@ async fn expires<S: Store>(cx: Cx<S>) -> Seen {
     let start = clock.precise();
     ok("put", cx.store.put(&key, "x".into(), Some(ttl)).await)?;
     let got = ok("get", cx.store.get(&key).await)?;
+    if cx.store.capability().uncached {
+        let past = ok("get_uncached", cx.store.get_uncached(&key).await)?.map(|s| s.bytes);
+        if clock.precise().since(start) < ttl {
+            same("get_uncached", &past, &Some("x".into()))?;
+        }
+    }
     if clock.precise().since(start) < ttl {
         let Some(got) = got else { return Err("the value expired early".into()) };
         if cx.store.capability().ttl {

@@ -3,8 +3,9 @@
 use super::signals::{
     publish_all, publish_cancel, publish_order, replica_catches_up, shard_stable,
 };
+use super::stock::{end_bars, end_once, holds_all, take_hold, take_race, take_short};
 use super::{Cx, Report, Seen, ok, refused, same};
-use crate::store::{Capability, Once, Store, Take, Version};
+use crate::store::{Capability, End, Once, Store, Version};
 use crate::{Error, ErrorKind, Key};
 use bytes::Bytes;
 
@@ -77,6 +78,9 @@ async fn counters<S: Store>(cx: &Cx<S>, report: &mut Report, can: Capability) {
         checks!(report, cx, "take":
             "takes what is there and no more" => take_short,
             "a hold takes once and hears the same" => take_hold,
+            "a hold ends once, and what goes back goes back once" => end_once,
+            "a hold that was put back or barred takes nothing" => end_bars,
+            "every hold is told" => holds_all,
             "never oversells" => take_race,
         );
     } else {
@@ -137,7 +141,10 @@ async fn no_once<S: Store>(cx: Cx<S>) -> Seen {
 
 async fn no_take<S: Store>(cx: Cx<S>) -> Seen {
     let got = cx.store.take(&cx.key("x"), 1, &cx.key("hold")).await;
-    refused("take", got, ErrorKind::Unsupported)
+    refused("take", got, ErrorKind::Unsupported)?;
+    let got = cx.store.end_hold(&cx.key("x"), &cx.key("hold"), End::Back).await;
+    refused("end_hold", got, ErrorKind::Unsupported)?;
+    refused("holds", cx.store.holds(&cx.key("x"), None).await, ErrorKind::Unsupported)
 }
 
 async fn no_publish<S: Store>(cx: Cx<S>) -> Seen {
@@ -487,59 +494,4 @@ async fn once_refused<S: Store>(cx: Cx<S>) -> Seen {
     same("add_once", &add, &Once::Applied(2))?;
     clean(&cx, &key).await;
     Ok(())
-}
-
-async fn take_short<S: Store>(cx: Cx<S>) -> Seen {
-    let key = cx.key("short");
-    let empty = ok("take", cx.store.take(&key, 1, &cx.key("h0")).await)?;
-    same("of an absent stock", &empty, &Take::Short { left: 0 })?;
-    ok("put", cx.store.put(&key, "5".into(), None).await)?;
-    for (hold, amount, want) in [
-        ("h1", 3, Take::Taken { left: 2 }),
-        ("h2", 3, Take::Short { left: 2 }),
-        ("h3", u64::MAX, Take::Short { left: 2 }),
-        ("h4", 2, Take::Taken { left: 0 }),
-        ("h5", 1, Take::Short { left: 0 }),
-    ] {
-        let got = ok("take", cx.store.take(&key, amount, &cx.key(hold)).await)?;
-        same("take", &got, &want)?;
-    }
-    same("get", &cx.bytes(&key).await?, &Some("0".into()))?;
-    clean(&cx, &key).await;
-    Ok(())
-}
-
-async fn take_hold<S: Store>(cx: Cx<S>) -> Seen {
-    let (key, hold) = (cx.key("hold"), cx.key("h"));
-    ok("put", cx.store.put(&key, "5".into(), None).await)?;
-    for _ in 0..3 {
-        let got = ok("take", cx.store.take(&key, 3, &hold).await)?;
-        same("take", &got, &Take::Taken { left: 2 })?;
-    }
-    same("get", &cx.bytes(&key).await?, &Some("2".into()))?;
-    clean(&cx, &key).await;
-    Ok(())
-}
-
-async fn take_race<S: Store>(cx: Cx<S>) -> Seen {
-    let key = cx.key("race");
-    ok("put", cx.store.put(&key, "10".into(), None).await)?;
-    let of = key.clone();
-    let takes = cx
-        .together(8, move |cx, i| {
-            let key = of.clone();
-            async move {
-                let mut taken = 0;
-                for n in 0..4 {
-                    let hold = cx.key(&format!("r{i}.{n}"));
-                    let got = cx.store.take(&key, 1, &hold).await?;
-                    taken += usize::from(matches!(got, Take::Taken { .. }));
-                }
-                Ok(taken)
-            }
-        })
-        .await?;
-    let taken = ok("take", takes.into_iter().sum::<Result<usize, Error>>())?;
-    clean(&cx, &key).await;
-    same("units taken", &taken, &10)
 }

@@ -1,0 +1,92 @@
+//! What the list of the host or the fleet has a process do.
+//!
+//! - **What**: the keys of the list in force, and those that it denies, next to what this process
+//!   has found by itself.
+//! - **Invariant**: a key that stays on the list keeps since when, and what it saved.
+//! - **Time and units**: [`Tick`]; rates per second of all processes together.
+//! - **Bounds**: those of the list, which [`super::follow::Caps`] has checked.
+//! - **Source**: none; bookkeeping.
+
+use super::super::time::Tick;
+use super::fleet::FleetList;
+use super::hotlist::Rule;
+use super::operator::Named;
+use super::treat::Treatment;
+use crate::key::Key;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// See the module's description.
+#[derive(Clone, Debug, Default)]
+pub struct Fed {
+    keys: BTreeMap<Key, FedKey>,
+    denied: BTreeSet<Key>,
+}
+
+/// A key of the list.
+#[derive(Clone, Debug)]
+pub(crate) struct FedKey {
+    pub(crate) rule: Rule,
+    pub(crate) treatment: Option<Treatment>,
+    pub(crate) total_per_sec: f64,
+    /// Its hash, since when, and what it saved.
+    pub(crate) named: Named,
+}
+
+impl Fed {
+    /// The list in place of the last one. `hash` hashes keys as samples are.
+    #[must_use]
+    pub fn next(&self, now: Tick, list: &FleetList, hash: impl Fn(&Key) -> u64) -> Fed {
+        let keys = list.entries.iter().map(|entry| {
+            let known = self.keys.get(&entry.key);
+            let named = known.map_or_else(
+                || Named {
+                    hash: hash(&entry.key),
+                    treatment: Treatment::Near,
+                    since: now.before(entry.hot_for),
+                    saved: 0.0,
+                },
+                |k| k.named.clone(),
+            );
+            let key = FedKey {
+                rule: if entry.rule == Rule::Pinned { Rule::Pinned } else { Rule::Fed },
+                treatment: entry.treatment,
+                total_per_sec: entry.total_per_sec(),
+                named,
+            };
+            (entry.key.clone(), key)
+        });
+        Fed { keys: keys.collect(), denied: list.denied.iter().cloned().collect() }
+    }
+
+    /// Whether the list denies `key`.
+    #[must_use]
+    pub fn denies(&self, key: &Key) -> bool {
+        self.denied.contains(key)
+    }
+
+    /// By whose word the list treats `key`, if it stands on it.
+    #[must_use]
+    pub fn rule(&self, key: &Key) -> Option<Rule> {
+        self.keys.get(key).map(|k| k.rule)
+    }
+
+    /// Whether the list has `key` kept near.
+    #[must_use]
+    pub fn near(&self, key: &Key) -> bool {
+        self.keys.get(key).is_some_and(|k| k.treatment == Some(Treatment::Near))
+    }
+
+    /// Requests a second of all processes together.
+    #[must_use]
+    pub fn rate(&self, key: &Key) -> Option<f64> {
+        self.keys.get(key).map(|k| k.total_per_sec)
+    }
+
+    pub(crate) fn keys(&self) -> impl Iterator<Item = (&Key, &FedKey)> {
+        self.keys.iter()
+    }
+
+    pub(crate) fn keys_mut(&mut self) -> impl Iterator<Item = (&Key, &mut FedKey)> {
+        self.keys.iter_mut()
+    }
+}

@@ -1,0 +1,140 @@
+//! What a fleet costs its store, counted by simulation: 1,000 relays of hosts with 20 processes
+//! each, on virtual time.
+
+#![cfg(feature = "testing")]
+
+use super::*;
+use crate::engine::control::merge::{ReportEntry, ReportKey};
+use crate::runtime::BoxFuture;
+use crate::store::{MemoryStore, Subscription};
+use crate::testing::SimRuntime;
+use bytes::Bytes;
+use std::collections::BTreeMap;
+
+/// Counts each operation, and each delivery, at the key or the channel that it goes to.
+struct Counting {
+    through: ThroughStore<MemoryStore>,
+    counts: Arc<Mutex<BTreeMap<Key, (u64, u64)>>>,
+    subscribers: Mutex<BTreeMap<Key, u64>>,
+}
+
+impl Counting {
+    fn note(&self, name: &Key, operations: u64, bytes: usize) {
+        let mut counts = self.counts.lock();
+        let at = counts.entry(name.clone()).or_default();
+        (at.0, at.1) = (at.0 + operations, at.1 + operations * bytes as u64);
+    }
+}
+
+impl Transport for Counting {
+    fn get_many(&self, slots: Vec<Key>) -> BoxFuture<'_, Vec<Result<Option<Bytes>>>> {
+        slots.iter().for_each(|slot| self.note(slot, 1, 0));
+        self.through.get_many(slots)
+    }
+
+    fn put(&self, slot: Key, value: Bytes, ttl: Duration) -> BoxFuture<'_, Result<()>> {
+        self.note(&slot, 1, value.len());
+        self.through.put(slot, value, ttl)
+    }
+
+    fn compare_and_set(
+        &self,
+        slot: Key,
+        expected: Option<Bytes>,
+        value: Bytes,
+        ttl: Duration,
+    ) -> BoxFuture<'_, Result<bool>> {
+        self.note(&slot, 1, value.len());
+        self.through.compare_and_set(slot, expected, value, ttl)
+    }
+
+    fn publish(&self, channel: Key, message: Bytes) -> BoxFuture<'_, Result<()>> {
+        let deliveries = self.subscribers.lock().get(&channel).copied().unwrap_or(0);
+        self.note(&channel, 1 + deliveries, message.len());
+        self.through.publish(channel, message)
+    }
+
+    fn subscribe(&self, channel: Key) -> BoxFuture<'_, Result<Box<dyn Subscription>>> {
+        *self.subscribers.lock().entry(channel.clone()).or_default() += 1;
+        self.through.subscribe(channel)
+    }
+}
+
+/// A relay whose host asks for 64 keys, one of them 10 times a second.
+struct Host(Clock);
+
+impl Local for Host {
+    fn clock(&self) -> Clock {
+        self.0.clone()
+    }
+
+    fn take_report(&self, _: Tick, _: f64) -> Option<Report> {
+        let entry = |i: u64| {
+            let key = ReportKey::new(format!("post:{i}").as_bytes(), 0);
+            let count = if i == 0 { 10 } else { 1 };
+            ReportEntry { key, count, error: 0, writes: 0, loads: 0 }
+        };
+        let (capacity, duration) = (64, Duration::from_secs(1));
+        let entries = (0..64).map(entry).collect();
+        Some(Report { capacity, floor: 0, one_in: 1, duration, total: 73, entries })
+    }
+
+    fn apply(&self, _: Option<&Arc<FleetList>>) {}
+
+    fn explain(&self, _: &[u8]) -> Option<String> {
+        None
+    }
+
+    fn alive(&self) -> bool {
+        true
+    }
+}
+
+/// The busiest key or channel, and all together, in operations a second; how many hosts obey.
+fn run(hosts: u64) -> (f64, f64, u64) {
+    let rt = SimRuntime::new(hosts);
+    let store = MemoryStore::builder().shards(1).runtime(rt.clone()).build();
+    let counts = Arc::new(Mutex::default());
+    let transport = Counting {
+        through: ThroughStore::new(store).unwrap(),
+        counts: counts.clone(),
+        subscribers: Mutex::default(),
+    };
+    let mut fleet = Fleet::by(transport).promote_at(3.0 * hosts as f64);
+    fleet.ttl = Duration::from_secs(5);
+    let members: Vec<Membership> = (0..hosts)
+        .map(|i| {
+            let local = Arc::new(Host(rt.clock()));
+            let roll = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            start(fleet.clone(), local, Arc::new(rt.clone()), roll)
+        })
+        .collect();
+    rt.run_for(Duration::from_secs(8));
+    counts.lock().clear();
+    const SECS: f64 = 10.0;
+    rt.run_for(Duration::from_secs_f64(SECS));
+    let counts = counts.lock();
+    let busiest = counts.values().map(|c| c.0).max().unwrap_or(0) as f64 / SECS;
+    let all = counts.values().map(|c| c.0).sum::<u64>() as f64 / SECS;
+    for (name, (n, bytes)) in counts.iter().filter(|(_, c)| c.0 as f64 > SECS) {
+        println!("  {name}: {:.1}/s, {:.0} bytes/s", *n as f64 / SECS, *bytes as f64 / SECS);
+    }
+    let obey = members.iter().filter(|m| m.list().is_some_and(|l| l.get("post:0").is_some()));
+    let obey = obey.count() as u64;
+    let leads = members.iter().filter(|m| m.stats().leads).count();
+    println!("{hosts:>6} hosts: busiest {busiest:.0}/s, all {all:.0}/s, {obey} obey, {leads} lead");
+    assert_eq!(leads, 1);
+    (busiest, all, obey)
+}
+
+#[test]
+fn no_control_key_is_a_hot_key_at_twenty_thousand_processes() {
+    let ceiling = Ceiling::REDIS.reads_per_sec;
+    for hosts in [1, 100, 1_000] {
+        let (busiest, all, obey) = run(hosts);
+        assert_eq!(obey, hosts, "all obey within 18 s of their start");
+        assert!(busiest <= 0.01 * ceiling, "{busiest}");
+        // On two shards and more, none has more than half of all.
+        assert!(all / 2.0 <= 0.01 * ceiling, "{all}");
+    }
+}

@@ -1,0 +1,289 @@
+//! The aggregator: reports in, verdicts out, the lease kept.
+
+use super::member::{CHANNELS, Inbox, KEPT, Member, read_ids, report_slot};
+use crate::engine::control::aggregate::Aggregator;
+use crate::engine::control::fleet::{Edition, FleetList, Heartbeat};
+use crate::engine::time::Tick;
+use crate::feed::stats::count;
+use crate::feed::wire::{self, List, Message, REPORT_LINE_MAX, ReportLine};
+use crate::store::Delivery;
+use bytes::Bytes;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+/// Between two attempts to subscribe.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The stored list is written again after this: it must outlive its time in the store.
+const WRITTEN: Duration = Duration::from_secs(20);
+
+/// Reports, and heartbeats, that a whole fleet sends or hears a second.
+const EACH_PER_SEC: u32 = 500;
+
+/// Bytes of lists that a whole fleet hears a second.
+const BYTES_PER_SEC: f64 = 8.0 * 1024.0 * 1024.0;
+
+/// Who cannot renew for this many intervals does not lead.
+const UNPROVEN_INTERVALS: u32 = 3;
+
+pub(super) struct Lead {
+    incarnation: u64,
+    aggregator: Aggregator,
+    subs: Vec<Inbox>,
+    /// How many of them are in use.
+    channels: u64,
+    /// The one that is asked first, so that none starves the others.
+    turn: usize,
+    subscribe_due: Tick,
+    stored_due: Tick,
+    lease: Bytes,
+    proven: Tick,
+    beat_due: Tick,
+    push_due: Tick,
+    written: Tick,
+    made_of: u64,
+    version: u64,
+    canary_ms: u64,
+    list: FleetList,
+    interval: Duration,
+}
+
+impl Lead {
+    pub(super) fn new(
+        member: &Member,
+        incarnation: u64,
+        lease: Bytes,
+        inherited: Option<&FleetList>,
+    ) -> Lead {
+        let now = member.clock.now();
+        let mut aggregator = Aggregator::new(member.fleet.aggregate());
+        if let Some(list) = inherited {
+            aggregator.inherit(now, &list.entries, &list.denied);
+        }
+        Lead {
+            incarnation,
+            aggregator,
+            subs: (0..CHANNELS).map(|_| Inbox::default()).collect(),
+            channels: 1,
+            turn: 0,
+            subscribe_due: now,
+            stored_due: now,
+            lease,
+            proven: now,
+            beat_due: now,
+            push_due: now,
+            written: Tick::ZERO,
+            made_of: u64::MAX,
+            version: 0,
+            canary_ms: member.clock.wall_ms(),
+            list: FleetList::default(),
+            interval: member.fleet.interval,
+        }
+    }
+
+    pub(super) fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    pub(super) fn poll_reports(&mut self, cx: &mut Context<'_>) -> Poll<Option<Delivery>> {
+        let n = self.subs.len();
+        for i in 0..n {
+            let at = (self.turn + i) % n;
+            if let Poll::Ready(delivery) = self.subs[at].poll(cx) {
+                self.turn = at + 1;
+                return Poll::Ready(delivery);
+            }
+        }
+        Poll::Pending
+    }
+
+    pub(super) fn report(&mut self, own: u64, now: Tick, report: ReportLine) {
+        let (from, sent_ms, report) = report.read();
+        if from.process == own {
+            self.canary_ms = self.canary_ms.max(sent_ms);
+        }
+        let _ = self.aggregator.handle_report(now, from, report);
+    }
+
+    /// What is due. `None` when this process leads no more.
+    pub(super) async fn turn(mut self, member: &mut Member) -> Option<Lead> {
+        let now = member.clock.now();
+        if self.subscribe_due <= now {
+            self.subscribe_due = now.after(RETRY);
+            self.subscribe(member).await;
+        }
+        if self.stored_due <= now {
+            self.stored_due = now.after(self.interval);
+            self.read_stored(member).await;
+        }
+        self.aggregator.handle_timeout(now);
+        *member.shown.reports.lock() = (self.aggregator.counts(), self.aggregator.reporters());
+        let changed = self.made_of != self.aggregator.version() && self.push_due <= now;
+        if changed || self.beat_due <= now {
+            return self.issue(member, changed).await;
+        }
+        Some(self)
+    }
+
+    async fn subscribe(&mut self, member: &Member) {
+        for bucket in 0..self.channels {
+            let sub = &mut self.subs[bucket as usize];
+            if !sub.is_open() {
+                let channel = member.fleet.name(&format!("reports.{bucket}"));
+                let transport = member.fleet.transport.clone();
+                sub.set(member.call(transport.subscribe(channel)).await.ok());
+            }
+        }
+    }
+
+    /// Reads the reports of those who could not publish them.
+    async fn read_stored(&mut self, member: &Member) {
+        let slots = (0..CHANNELS).map(|b| member.fleet.name(&format!("stored.{b}"))).collect();
+        let transport = member.fleet.transport.clone();
+        let Ok(all) = member.call(async { Ok(transport.get_many(slots).await) }).await else {
+            return;
+        };
+        let all = all.into_iter().flatten().flatten();
+        let ids: Vec<u64> = all.flat_map(|value| read_ids(Some(&value))).collect();
+        for some in ids.chunks(256) {
+            let slots = some.iter().map(|id| report_slot(&member.fleet, *id)).collect();
+            let Ok(all) = member.call(async { Ok(transport.get_many(slots).await) }).await else {
+                return;
+            };
+            let now = member.clock.now();
+            for line in all.into_iter().flatten().flatten() {
+                count(&member.shown.counters.bytes_in, line.len());
+                if line.len() <= REPORT_LINE_MAX
+                    && let Ok(Message::Report(report)) = wire::read(&line)
+                {
+                    self.report(member.id, now, report);
+                }
+            }
+        }
+    }
+
+    /// Renews the lease, and only then tells the others.
+    async fn issue(mut self, member: &mut Member, changed: bool) -> Option<Lead> {
+        let (now, wall) = (member.clock.now(), member.clock.wall_ms());
+        let reporters = u32::try_from(self.aggregator.reporters()).unwrap_or(u32::MAX).max(1);
+        let by_size = Duration::from_secs(1) * reporters / EACH_PER_SEC;
+        self.interval = member.fleet.interval.max(by_size);
+        self.aggregator.set_reporter_ttl(Duration::from_secs(5).max(4 * self.interval));
+        self.beat_due = now.after(self.interval);
+        self.spread(member, reporters).await;
+        if changed {
+            self.made_of = self.aggregator.version();
+            self.version += 1;
+            self.list = FleetList {
+                issuer: member.id,
+                edition: Edition { incarnation: self.incarnation, version: self.version },
+                ttl: member.fleet.ttl.max(6 * self.interval),
+                sent_ms: wall,
+                entries: self.aggregator.entries(now),
+                denied: self.aggregator.denied(),
+            };
+        }
+        let beat = Heartbeat {
+            issuer: member.id,
+            edition: Edition { incarnation: self.incarnation, version: self.version },
+            ttl: member.fleet.ttl.max(6 * self.interval),
+            sent_ms: wall,
+            canary_ms: self.canary_ms,
+            interval: self.interval,
+            report_every: self.interval,
+            floor_per_sec: self.aggregator.floor_per_sec(),
+            channels: self.channels,
+            reports_stored: !self.subs.iter().take(self.channels as usize).all(Inbox::is_open),
+        };
+        let line = wire::line(&Message::List(List::of(&self.list)));
+        if changed || self.written.after(WRITTEN) <= now {
+            self.written = now;
+            let slot = member.fleet.name(&format!("list.{}", self.incarnation));
+            let put = member.fleet.transport.put(slot, line.clone().into(), KEPT);
+            let _ = member.call(put).await;
+        }
+        match self.renew(member, &beat).await {
+            None => {
+                member.stepped_down();
+                return None;
+            }
+            // Not proven now: nothing is said.
+            Some(false) => return Some(self),
+            Some(true) => {}
+        }
+        if changed {
+            let pause = line.len() as f64 * f64::from(reporters) / BYTES_PER_SEC;
+            self.push_due = now.after(Duration::from_secs_f64(pause.min(600.0)));
+            member.take_up(self.list.clone());
+            publish(member, self.channels, &line).await;
+        }
+        let wall = member.clock.wall_ms();
+        let _ = member.shown.follower.lock().handle_heartbeat(member.clock.now(), wall, &beat);
+        let delay = wall.saturating_sub(self.canary_ms);
+        member.shown.counters.delay_ms.store(delay, std::sync::atomic::Ordering::Relaxed);
+        member.set_floor(&beat);
+        publish(member, self.channels, &member.lease_line(&beat)).await;
+        Some(self)
+    }
+
+    /// A large fleet meets on more channels. Whoever is on another one looks at the lease.
+    async fn spread(&mut self, member: &Member, reporters: u32) {
+        let channels = match reporters {
+            0..32 => 1,
+            64.. => CHANNELS,
+            _ => self.channels,
+        };
+        if channels != self.channels {
+            self.channels = channels;
+            // Before anybody is sent there.
+            self.subscribe(member).await;
+        }
+    }
+
+    /// `Some(true)`: this process leads. `Some(false)`: not known now. `None`: it does not.
+    async fn renew(&mut self, member: &Member, beat: &Heartbeat) -> Option<bool> {
+        let slot = member.fleet.name("lease");
+        let next = Bytes::from(member.lease_line(beat));
+        let transport = member.fleet.transport.clone();
+        let (old, new) = (self.lease.clone(), next.clone());
+        let set = transport.compare_and_set(slot.clone(), Some(old), new, KEPT);
+        match member.call(set).await {
+            Ok(true) => {
+                (self.lease, self.proven) = (next, member.clock.now());
+                return Some(true);
+            }
+            Ok(false) | Err(_) => {}
+        }
+        // What is there decides: the outcome may have been unknown, now or the last time.
+        let got = async { transport.get_many(vec![slot]).await.pop().unwrap_or(Ok(None)) };
+        match member.call(got).await {
+            Ok(Some(lease)) => {
+                let (mine, now) = (is_mine(&lease, beat), member.clock.now());
+                if mine {
+                    (self.lease, self.proven) = (lease, now);
+                }
+                mine.then_some(true)
+            }
+            Ok(None) => None,
+            Err(_) => {
+                let limit = self.interval * UNPROVEN_INTERVALS;
+                (member.clock.now().since(self.proven) < limit).then_some(false)
+            }
+        }
+    }
+}
+
+fn is_mine(lease: &[u8], beat: &Heartbeat) -> bool {
+    let Ok(Message::Beat(there)) = wire::read(lease) else { return false };
+    let there = there.read();
+    there.issuer == beat.issuer && there.edition.incarnation == beat.edition.incarnation
+}
+
+async fn publish(member: &Member, channels: u64, line: &[u8]) {
+    let line = Bytes::copy_from_slice(line);
+    for bucket in 0..channels {
+        count(&member.shown.counters.bytes_out, line.len());
+        let channel = member.fleet.name(&format!("push.{bucket}"));
+        let _ = member.call(member.fleet.transport.publish(channel, line.clone())).await;
+    }
+}

@@ -1,0 +1,326 @@
+//! The fleet: reports and the list through the store that the service has already.
+//!
+//! One process is the *aggregator*: it holds a lease that it renews by compare-and-set, merges
+//! reports as they arrive, and pushes the list. The lease's incarnation stands in every list and
+//! fences off an earlier holder. Who hears nothing looks at the lease; where it does not move any
+//! more, somebody else takes it, and goes on from the list in force. If nobody can, the list runs
+//! out, and every process goes by its own detection, as before it joined.
+//!
+//! # What it costs the store
+//!
+//! With `R` reporters (one for a host whose processes share a sibling feed), every interval below
+//! is the larger of its default (0.5 s) and `R / 500` s, so that neither reports nor heartbeats
+//! exceed 500 a second in all, whatever the size of the fleet. Operations a second, where a
+//! delivery to a subscriber is counted like an operation:
+//!
+//! | | 20 processes (1 host) | 2,000 (100 hosts) | 20,000 (1,000 hosts) |
+//! |---|---|---|---|
+//! | reporters | 1 | 100 | 1,000 |
+//! | interval | 0.5 s | 0.5 s | 2 s |
+//! | reports: published + delivered | 2 + 2 | 200 + 200 | 500 + 500 |
+//! | heartbeats: published + delivered | 8 + 2 | 8 + 200 | 2 + 500 |
+//! | lease renewed | 2 | 2 | 0.5 |
+//! | who could not publish: 4 buckets read | 8 | 8 | 2 |
+//! | all channels and keys together | 24 | 618 | 1,505 |
+//! | the busiest key or channel of 8 | 8 | 100 | 250 |
+//!
+//! 1 % of a Redis shard is 1,000 operations a second. Channels (4 for reports, 4 for the list) and
+//! keys each have a hash slot of their own, so on a cluster of two nodes and more no shard is above
+//! it; one node that serves 20,000 processes alone spends 1.5 %. The list itself is pushed when a
+//! verdict changes only, and no sooner than its bytes times `R` make 8 MiB a second: 20 keys (5 KiB)
+//! at once, and 4,096 keys (1 MiB) to 1,000 hosts every two minutes; what changes within is
+//! conflated. Each process sends and hears less than 1 KiB/s while nothing is hot. Invalidations
+//! are not sent through this feed yet; announced for keys of the list only, they will cost what
+//! those keys' writes do, one delivery for each host.
+//!
+//! `tests/feed` counts the same by simulation.
+
+#[cfg(test)]
+mod budget;
+mod lead;
+mod member;
+mod transport;
+
+pub use transport::{ThroughStore, Transport};
+
+use super::group::Group;
+use super::local::{Handle, Local};
+use super::stats::{Counters, FeedStats};
+use crate::Ceiling;
+use crate::engine::control::aggregate;
+use crate::engine::control::fleet::FleetList;
+use crate::engine::control::follow::{Caps, Follower};
+use crate::engine::control::merge::Report;
+use crate::engine::control::treat;
+use crate::engine::time::Tick;
+use crate::error::{Error, Result};
+use crate::heatsink::Heatsink;
+use crate::key::Key;
+use crate::runtime::{self, Clock, Runtime};
+use crate::store::Store;
+use member::Member;
+use parking_lot::Mutex;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// How a process, or a host's serving process, takes part in a fleet.
+///
+/// # Example
+/// ```
+/// # use heatsink::{Heatsink, store::MemoryStore};
+/// use heatsink::feed::Fleet;
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let store = MemoryStore::new(8); // or a RedisStore
+/// let hs = Heatsink::new(store.clone())?;
+/// let fleet = hs.join_fleet(Fleet::over(store)?.promote_at(500.0))?;
+/// assert!(fleet.list().is_none(), "nothing has been decided yet");
+/// # Ok::<(), heatsink::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct Fleet {
+    pub(super) transport: Arc<dyn Transport>,
+    pub(super) prefix: String,
+    pub(super) promote_at: f64,
+    pub(super) ceiling: Option<Ceiling>,
+    pub(super) ttl: Duration,
+    pub(super) interval: Duration,
+    pub(super) caps: Caps,
+    pub(super) lead: bool,
+    pub(super) report: bool,
+    pub(super) obey: bool,
+}
+
+impl Fleet {
+    /// A fleet whose processes meet in `store`. Nothing is written to it before
+    /// [`join_fleet`](Heatsink::join_fleet).
+    ///
+    /// # Errors
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) where the store lacks `compare_and_set` or
+    /// `publish`.
+    pub fn over(store: impl Store) -> Result<Fleet> {
+        Ok(Fleet::by(ThroughStore::new(store)?))
+    }
+
+    /// A fleet whose processes meet in another way.
+    pub fn by(transport: impl Transport) -> Fleet {
+        Fleet {
+            transport: Arc::new(transport),
+            prefix: "hs:feed:".into(),
+            promote_at: 1_000.0,
+            ceiling: None,
+            ttl: Duration::from_secs(5),
+            interval: Duration::from_millis(500),
+            caps: Caps::default(),
+            lead: true,
+            report: true,
+            obey: true,
+        }
+    }
+
+    /// What all names of this fleet in the store begin with. Fleets with other prefixes know
+    /// nothing of each other. Default: `hs:feed:`; grant access to `hs:feed:*`, keys and channels.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Fleet {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// A key that all processes together ask for this many times a second is hot for each of them.
+    /// Default: 1,000.
+    pub fn promote_at(mut self, per_sec: f64) -> Fleet {
+        self.promote_at = per_sec;
+        self
+    }
+
+    /// What one shard can serve; with it, the list advises copies, slots or shedding.
+    /// Default: not known.
+    pub fn ceiling(mut self, ceiling: Ceiling) -> Fleet {
+        self.ceiling = Some(ceiling);
+        self
+    }
+
+    /// How long a list stays in force without a heartbeat. Default: 5 s.
+    pub fn ttl(mut self, ttl: Duration) -> Fleet {
+        self.ttl = ttl;
+        self
+    }
+
+    /// What is accepted of a list, whoever sends it.
+    pub fn caps(mut self, caps: Caps) -> Fleet {
+        self.caps = caps;
+        self
+    }
+
+    /// Never becomes the aggregator.
+    pub fn never_lead(mut self) -> Fleet {
+        self.lead = false;
+        self
+    }
+
+    /// Follows and shows the list, and obeys nothing.
+    pub fn watch_only(mut self) -> Fleet {
+        self.obey = false;
+        self
+    }
+
+    /// Obeys, and reports nothing.
+    pub fn report_nothing(mut self) -> Fleet {
+        self.report = false;
+        self
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        let wrong = if !self.promote_at.is_finite() || self.promote_at <= 0.0 {
+            "Fleet::promote_at must be above zero"
+        } else if self.ttl < Duration::from_secs(3) || self.ttl > self.caps.ttl_max {
+            "Fleet::ttl must be from 3 s to Caps::ttl_max"
+        } else {
+            return Ok(());
+        };
+        Err(Error::config(wrong))
+    }
+
+    fn aggregate(&self) -> aggregate::Options {
+        aggregate::Options {
+            promote_per_sec: self.promote_at,
+            entries_max: self.caps.entries_max,
+            treat: treat::Options { ceiling: self.ceiling, ..treat::Options::default() },
+            ..aggregate::Options::default()
+        }
+    }
+
+    fn name(&self, part: &str) -> Key {
+        Key::from(format!("{}{part}", self.prefix))
+    }
+}
+
+impl fmt::Debug for Fleet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fleet").field("prefix", &self.prefix).finish_non_exhaustive()
+    }
+}
+
+/// What a membership shows to who holds it.
+pub(super) struct Shown {
+    pub(super) alive: AtomicBool,
+    pub(super) follower: Mutex<Follower>,
+    pub(super) counters: Counters,
+    pub(super) reports: Mutex<(aggregate::Counts, usize)>,
+    pub(super) list: watch::Sender<Option<Arc<FleetList>>>,
+}
+
+impl Shown {
+    fn new(caps: Caps) -> Shown {
+        Shown {
+            alive: AtomicBool::new(true),
+            follower: Mutex::new(Follower::new(caps)),
+            counters: Counters::default(),
+            reports: Mutex::default(),
+            list: watch::Sender::new(None),
+        }
+    }
+
+    fn stats(&self) -> FeedStats {
+        let follower = self.follower.lock();
+        let (reports, reporters) = *self.reports.lock();
+        FeedStats {
+            edition: follower.list().map(|l| l.edition),
+            lists: follower.counts(),
+            reports,
+            reporters: reporters as u64,
+            ..self.counters.read()
+        }
+    }
+}
+
+/// A process's part in a fleet. Dropping it leaves: the process goes by its own detection again.
+#[must_use = "dropping it leaves the fleet"]
+pub struct Membership(Arc<Shown>);
+
+impl Membership {
+    /// The list in force.
+    #[must_use]
+    pub fn list(&self) -> Option<Arc<FleetList>> {
+        self.0.list.borrow().clone()
+    }
+
+    /// Plain numbers about it.
+    #[must_use]
+    pub fn stats(&self) -> FeedStats {
+        self.0.stats()
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.0.alive.store(false, Ordering::Release);
+    }
+}
+
+impl fmt::Debug for Membership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Membership({})", self.stats())
+    }
+}
+
+impl Heatsink {
+    /// Reports what this process asks its store for, and obeys the list that the fleet makes of
+    /// all reports. Runs until the membership or the last handle is dropped.
+    ///
+    /// # Cost
+    /// See the [module's description](crate::feed). Store operations on the way of a request: 0.
+    ///
+    /// # Errors
+    /// [`Config`](crate::ErrorKind::Config). The store need not be reachable yet.
+    pub fn join_fleet(&self, fleet: Fleet) -> Result<Membership> {
+        fleet.check()?;
+        let shared = self.shared();
+        let local = Arc::new(Handle::new(shared, fleet.report, fleet.obey));
+        Ok(start(fleet, local, shared.runtime.clone(), shared.roll()))
+    }
+}
+
+fn start(fleet: Fleet, local: Arc<dyn Local>, runtime: Arc<dyn Runtime>, roll: u64) -> Membership {
+    let shown = Arc::new(Shown::new(fleet.caps));
+    // Any language can hold 53 bits.
+    let member = Member::new(fleet, local, runtime.clone(), shown.clone(), roll >> 11);
+    runtime.spawn(Box::pin(member.run()));
+    Membership(shown)
+}
+
+/// A host's serving process as the relay of its siblings.
+pub(super) fn relay(group: &Arc<Group>, local: &Arc<dyn Local>, fleet: Fleet) -> Membership {
+    let relay = Arc::new(Relay { group: group.clone(), local: local.clone() });
+    start(fleet, relay, runtime::ambient(), runtime::wall_seed())
+}
+
+struct Relay {
+    group: Arc<Group>,
+    local: Arc<dyn Local>,
+}
+
+impl Local for Relay {
+    fn clock(&self) -> Clock {
+        self.local.clock()
+    }
+
+    fn take_report(&self, _: Tick, floor_per_sec: f64) -> Option<Report> {
+        let most = crate::engine::control::reporter::ENTRIES_MAX;
+        Some(self.group.host_report(most, floor_per_sec))
+    }
+
+    fn apply(&self, list: Option<&Arc<FleetList>>) {
+        self.group.upstream(list.cloned());
+    }
+
+    fn explain(&self, key: &[u8]) -> Option<String> {
+        self.local.explain(key)
+    }
+
+    fn alive(&self) -> bool {
+        self.local.alive()
+    }
+}

@@ -1,0 +1,257 @@
+//! What the serving process of a host knows: the reports of its siblings, and the list that it
+//! makes of them and of the fleet's.
+//!
+//! All of it is bookkeeping around the engine's [`Aggregator`]; sockets are elsewhere.
+
+use super::local::Local;
+use super::options::Options;
+use super::wire::{self, Beat, List, Message};
+use crate::engine::control::aggregate::{Aggregator, From, NotCounted};
+use crate::engine::control::fleet::{Edition, FleetKey, FleetList, Heartbeat};
+use crate::engine::control::merge::Report;
+use crate::engine::time::Tick;
+use crate::key::Key;
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Between two heartbeats.
+pub(super) const BEAT: Duration = Duration::from_millis(500);
+
+/// Between two lines with present rates.
+const RATES: Duration = Duration::from_secs(1);
+
+/// A list that stands is encoded anew after this: new followers get it with a present time.
+const STANDS: Duration = Duration::from_secs(10);
+
+/// The serving process's own reports.
+const SELF: u64 = 0;
+
+/// What followers are sent, whole and conflated: who is slow gets the newest only.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Published {
+    pub(super) edition: Edition,
+    pub(super) list: Arc<[u8]>,
+    pub(super) beat: Arc<[u8]>,
+    pub(super) rates: Arc<[u8]>,
+    /// Which of the three are new: raised with each.
+    pub(super) rates_seq: u64,
+}
+
+pub(super) struct Group {
+    state: Mutex<State>,
+    sender: watch::Sender<Published>,
+    options: Options,
+    issuer: u64,
+    incarnation: u64,
+}
+
+struct State {
+    aggregator: Aggregator,
+    /// The fleet's list, where this process is its host's relay, and what it wants to hear of.
+    upstream: Option<Arc<FleetList>>,
+    floor_above: Option<f64>,
+    /// The versions of the aggregator and of the list that was made of it.
+    made_of: u64,
+    version: u64,
+    changed: bool,
+    own_window: u64,
+    beat_due: Tick,
+    rates_due: Tick,
+    made: Tick,
+    report_due: Tick,
+    canary_ms: u64,
+}
+
+impl State {
+    /// What is small for this host may be much for the fleet.
+    fn floor_per_sec(&self) -> f64 {
+        let share = self.aggregator.reporters().max(1) as f64;
+        let above = self.floor_above.map_or(f64::INFINITY, |floor| floor / share);
+        self.aggregator.floor_per_sec().min(above)
+    }
+}
+
+impl Group {
+    /// Goes on from `inherited`, as the issuer of a term that is above every one seen.
+    pub(super) fn new(
+        local: &dyn Local,
+        options: &Options,
+        issuer: u64,
+        inherited: Option<&FleetList>,
+        seen: Option<Edition>,
+    ) -> Group {
+        let (now, wall) = (local.clock().now(), local.clock().wall_ms());
+        let mut aggregator = Aggregator::new(options.aggregate());
+        if let Some(list) = inherited {
+            aggregator.inherit(now, &list.entries, &list.denied);
+        }
+        let state = State {
+            aggregator,
+            upstream: None,
+            floor_above: None,
+            made_of: u64::MAX,
+            version: 0,
+            changed: true,
+            own_window: 0,
+            beat_due: now,
+            rates_due: now,
+            made: now,
+            report_due: now,
+            canary_ms: wall,
+        };
+        Group {
+            state: Mutex::new(state),
+            sender: watch::Sender::new(Published::default()),
+            options: options.clone(),
+            issuer,
+            incarnation: wall.max(seen.map_or(0, |s| s.incarnation.saturating_add(1))),
+        }
+    }
+
+    pub(super) fn subscribe(&self) -> watch::Receiver<Published> {
+        self.sender.subscribe()
+    }
+
+    /// A sibling's report.
+    pub(super) fn report(&self, now: Tick, from: From, report: Report) -> Result<(), NotCounted> {
+        self.state.lock().aggregator.handle_report(now, from, report)
+    }
+
+    /// A sibling is gone, and its traffic with it.
+    pub(super) fn forget(&self, process: u64) {
+        self.state.lock().aggregator.forget(process);
+    }
+
+    /// The fleet's list, or none.
+    pub(super) fn upstream(&self, list: Option<Arc<FleetList>>) {
+        let mut state = self.state.lock();
+        state.upstream = list;
+        state.changed = true;
+    }
+
+    /// What the whole host asked for, for the fleet.
+    pub(super) fn host_report(&self, entries_max: usize, floor_per_sec: f64) -> Report {
+        let mut state = self.state.lock();
+        state.floor_above = Some(floor_per_sec);
+        state.aggregator.report(entries_max, floor_per_sec)
+    }
+
+    /// Something that an operator says or asks.
+    pub(super) fn operate<R>(&self, ask: impl FnOnce(&mut Aggregator) -> R) -> R {
+        ask(&mut self.state.lock().aggregator)
+    }
+
+    /// What is due: the own report, the window, a new list, a heartbeat. Returns the list if it is
+    /// a new one, and the heartbeat if there is one.
+    pub(super) fn tick(
+        &self,
+        local: &dyn Local,
+        rates: bool,
+    ) -> (Option<FleetList>, Option<Heartbeat>) {
+        let (now, wall) = (local.clock().now(), local.clock().wall_ms());
+        let mut state = self.state.lock();
+        if state.report_due <= now {
+            state.report_due = now.after(self.options.report_every);
+            let floor = state.floor_per_sec();
+            drop(state);
+            // Without the lock: the other side has one of its own.
+            let report = local.take_report(now, floor);
+            state = self.state.lock();
+            if let Some(report) = report {
+                state.own_window += 1;
+                let (process, window) = (SELF, state.own_window);
+                let from = From { process, incarnation: self.incarnation, window };
+                let _ = state.aggregator.handle_report(now, from, report);
+            }
+            // The loop from a report to the list is closed here and now.
+            state.canary_ms = wall;
+        }
+        state.aggregator.handle_timeout(now);
+        let new = state.changed || state.made_of != state.aggregator.version();
+        if new {
+            state.changed = false;
+            state.made_of = state.aggregator.version();
+            state.version += 1;
+        }
+        let beat = (new || state.beat_due <= now).then(|| self.beat(&mut state, now, wall));
+        let rates = rates && state.rates_due <= now;
+        let list = (new || rates || state.made.after(STANDS) <= now).then(|| {
+            state.made = now;
+            self.list(&state, now, wall)
+        });
+        if rates {
+            state.rates_due = now.after(RATES);
+        }
+        drop(state);
+        self.publish(list.as_ref(), beat.as_ref(), rates);
+        (list.filter(|_| new), beat)
+    }
+
+    /// The list as it stands, with present rates.
+    pub(super) fn now(&self, local: &dyn Local) -> FleetList {
+        self.list(&self.state.lock(), local.clock().now(), local.clock().wall_ms())
+    }
+
+    fn beat(&self, state: &mut State, now: Tick, wall: u64) -> Heartbeat {
+        state.beat_due = now.after(BEAT);
+        Heartbeat {
+            issuer: self.issuer,
+            edition: Edition { incarnation: self.incarnation, version: state.version },
+            ttl: self.options.ttl,
+            sent_ms: wall,
+            canary_ms: state.canary_ms,
+            interval: BEAT,
+            report_every: self.options.report_every,
+            floor_per_sec: state.floor_per_sec(),
+            reports_stored: false,
+            channels: 1,
+        }
+    }
+
+    /// The fleet's entries first: they know of more traffic. What an operator of this host pinned
+    /// comes before them, what any operator denied is left out.
+    fn list(&self, state: &State, now: Tick, wall: u64) -> FleetList {
+        let own = state.aggregator.entries(now);
+        let (pinned, found): (Vec<FleetKey>, Vec<FleetKey>) =
+            own.into_iter().partition(|e| e.rule == crate::Rule::Pinned);
+        let above = state.upstream.iter();
+        let mut denied: BTreeSet<Key> = state.aggregator.denied().into_iter().collect();
+        denied.extend(above.clone().flat_map(|list| list.denied.iter().cloned()));
+        let mut seen = BTreeSet::new();
+        let above = above.flat_map(|list| list.entries.iter().cloned());
+        let entries = pinned.into_iter().chain(above).chain(found);
+        let entries = entries.filter(|e| !denied.contains(&e.key) && seen.insert(e.key.clone()));
+        FleetList {
+            issuer: self.issuer,
+            edition: Edition { incarnation: self.incarnation, version: state.version },
+            ttl: self.options.ttl,
+            sent_ms: wall,
+            entries: entries.take(self.options.caps.entries_max).collect(),
+            denied: denied.iter().take(self.options.caps.entries_max).cloned().collect(),
+        }
+    }
+
+    fn publish(&self, list: Option<&FleetList>, beat: Option<&Heartbeat>, rates: bool) {
+        if list.is_none() && beat.is_none() {
+            return;
+        }
+        let list_line = list.map(|list| wire::line(&Message::List(List::of(list))));
+        let rates_line = list.filter(|_| rates).map(|l| wire::line(&Message::Rates(List::of(l))));
+        let beat_line = beat.map(|beat| wire::line(&Message::Beat(Beat::of(beat))));
+        self.sender.send_modify(|all| {
+            if let (Some(list), Some(line)) = (list, list_line) {
+                (all.edition, all.list) = (list.edition, line.into());
+            }
+            if let Some(line) = beat_line {
+                all.beat = line.into();
+            }
+            if let Some(line) = rates_line {
+                all.rates = line.into();
+                all.rates_seq += 1;
+            }
+        });
+    }
+}

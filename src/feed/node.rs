@@ -1,0 +1,266 @@
+//! One process of a host's group: it serves, or it follows whoever does.
+//!
+//! Who holds the lock file's lock serves; the kernel lets go of it when its process ends, however
+//! it ends. A follower whose connection ends tries for the lock at once, so that a group is without
+//! a server for milliseconds; the list in force runs on meanwhile.
+
+use super::dir::{Dir, FEED};
+use super::fleet;
+use super::local::Local;
+use super::options::Options;
+use super::serve;
+use super::stats::{Counters, FeedStats, count};
+use super::wire::{self, Hello, LIST_LINE_MAX, Lines, Message, Nack, ReportLine, Version};
+use crate::engine::control::aggregate::{self, From};
+use crate::engine::control::fleet::{FleetList, Heartbeat};
+use crate::engine::control::follow::{Beat, Follower, Refusal};
+use crate::engine::time::{Tick, nanos};
+use parking_lot::Mutex;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::net::unix::OwnedWriteHalf;
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+/// Between two looks at what is due.
+pub(super) const TURN: Duration = Duration::from_millis(50);
+
+/// Who does not read, or does not answer, for this long is let go.
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A server that says nothing for this long is not one.
+const SILENCE: Duration = Duration::from_secs(3);
+
+/// Between two attempts to find a server.
+const RETRY: Duration = Duration::from_millis(25);
+
+pub(super) struct Node {
+    pub(super) local: Arc<dyn Local>,
+    pub(super) dir: Dir,
+    pub(super) options: Options,
+    pub(super) fleet: Option<fleet::Fleet>,
+    pub(super) id: u64,
+    pub(super) rates: bool,
+    pub(super) follower: Mutex<Follower>,
+    pub(super) counters: Counters,
+    pub(super) reports: Mutex<(aggregate::Counts, usize)>,
+    /// The list in force, for those who look; `None` when there is none.
+    pub(super) shown: watch::Sender<Option<Arc<FleetList>>>,
+}
+
+impl Node {
+    pub(super) fn stats(&self) -> FeedStats {
+        let follower = self.follower.lock();
+        let (reports, reporters) = *self.reports.lock();
+        FeedStats {
+            edition: follower.list().map(|l| l.edition),
+            lists: follower.counts(),
+            reports,
+            reporters: reporters as u64,
+            ..self.counters.read()
+        }
+    }
+
+    /// Runs until the process needs it no more.
+    pub(super) async fn run(&self) {
+        while self.local.alive() {
+            let lock = if self.options.serve { self.dir.try_lead() } else { Ok(None) };
+            if let Ok(Some(lock)) = lock {
+                self.counters.leads.store(true, Ordering::Relaxed);
+                count(&self.counters.elections, 1);
+                let _ = serve::run(self).await;
+                self.counters.leads.store(false, Ordering::Relaxed);
+                drop(lock);
+            } else {
+                let _ = self.follow().await;
+            }
+            self.expire();
+            let _ = timeout(RETRY, std::future::pending::<()>()).await;
+        }
+    }
+
+    /// Takes up a list; whether it was a new one.
+    pub(super) fn take_up(&self, list: FleetList) -> Result<bool, Refusal> {
+        let clock = self.local.clock();
+        let mut follower = self.follower.lock();
+        let new = follower.handle_list(clock.now(), clock.wall_ms(), list)?;
+        let list = follower.list().cloned();
+        drop(follower);
+        if new {
+            self.show(list);
+        }
+        Ok(new)
+    }
+
+    pub(super) fn heartbeat(&self, beat: &Heartbeat) -> Result<Beat, Refusal> {
+        let clock = self.local.clock();
+        let wall = clock.wall_ms();
+        self.counters.delay_ms.store(wall.saturating_sub(beat.canary_ms), Ordering::Relaxed);
+        self.follower.lock().handle_heartbeat(clock.now(), wall, beat)
+    }
+
+    /// Lets go of a list that has run out.
+    pub(super) fn expire(&self) {
+        let over = self.follower.lock().handle_timeout(self.local.clock().now());
+        if over {
+            self.show(None);
+        }
+    }
+
+    /// The feed has ended: nothing of it is in force.
+    pub(super) fn stop(&self) {
+        self.show(None);
+    }
+
+    /// Whoever obeys may run anything on the way: wakers, drops of a user's types.
+    fn show(&self, list: Option<Arc<FleetList>>) {
+        let _ = catch_unwind(AssertUnwindSafe(|| self.local.apply(list.as_ref())));
+        self.shown.send_replace(list);
+    }
+
+    /// Follows whoever serves, until the connection ends.
+    async fn follow(&self) -> io::Result<()> {
+        let stream = timeout(PATIENCE, self.dir.connect(FEED)).await??;
+        let (from, mut to) = stream.into_split();
+        let mut lines = Lines::new(from, LIST_LINE_MAX);
+        let hello = Hello { pid: std::process::id(), rates: self.rates };
+        self.send(&mut to, &Message::Hello(hello)).await?;
+        let mut turn = interval(TURN);
+        turn.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut due = Due::new(self);
+        while self.local.alive() {
+            tokio::select! {
+                line = lines.next() => {
+                    let Some(line) = line? else { return Ok(()) };
+                    count(&self.counters.bytes_in, line.len() + 1);
+                    due.heard = self.local.clock().now();
+                    self.handle_line(&line, &mut due, &mut to).await?;
+                }
+                _ = turn.tick() => {
+                    self.expire();
+                    let now = self.local.clock().now();
+                    if now.since(due.heard) > SILENCE {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                    if let Some(message) = due.report(self, now) {
+                        self.send(&mut to, &message).await?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn handle_line(
+        &self,
+        line: &[u8],
+        due: &mut Due,
+        to: &mut OwnedWriteHalf,
+    ) -> io::Result<()> {
+        let clock = self.local.clock();
+        let from = clock.precise();
+        let message = match wire::read(line) {
+            Ok(message) => message,
+            Err(refusal) => {
+                self.follower.lock().refuse(refusal);
+                count(&self.counters.lines_refused, 1);
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+        };
+        match message {
+            Message::List(list) => {
+                let edition = list.edition();
+                let (list, _) = list.read();
+                let answer = match self.take_up(list) {
+                    Ok(new) => {
+                        if new {
+                            let took = nanos(clock.precise().since(from));
+                            self.counters.applied_ns.store(took, Ordering::Relaxed);
+                        }
+                        let (incarnation, version) = (edition.incarnation, edition.version);
+                        Message::Ack(Version { incarnation, version })
+                    }
+                    Err(refusal) => Message::Nack(Nack {
+                        incarnation: edition.incarnation,
+                        version: edition.version,
+                        reason: refusal.to_string(),
+                    }),
+                };
+                self.send(to, &answer).await
+            }
+            Message::Rates(list) => {
+                let (list, _) = list.read();
+                let in_force = self.follower.lock().list().map(|l| l.edition);
+                if in_force == Some(list.edition) {
+                    self.shown.send_replace(Some(Arc::new(list)));
+                }
+                Ok(())
+            }
+            Message::Beat(beat) => {
+                let beat = beat.read();
+                due.every = beat.report_every.clamp(Duration::from_millis(100), 60 * PATIENCE);
+                due.floor_per_sec = beat.floor_per_sec;
+                // A list that is missing comes by itself: each connection starts with one.
+                let _ = self.heartbeat(&beat);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn send(&self, to: &mut OwnedWriteHalf, message: &Message) -> io::Result<()> {
+        let line = wire::line(message);
+        count(&self.counters.bytes_out, line.len());
+        timeout(PATIENCE, to.write_all(&line)).await?
+    }
+}
+
+/// When the next report is due, and what it need not name.
+struct Due {
+    at: Tick,
+    every: Duration,
+    floor_per_sec: f64,
+    heard: Tick,
+    window: u64,
+    incarnation: u64,
+    idle: u32,
+}
+
+/// A process that was asked for nothing says so in every so many windows only.
+const IDLE_WINDOWS: u32 = 4;
+
+impl Due {
+    fn new(node: &Node) -> Due {
+        let clock = node.local.clock();
+        let every = node.options.report_every;
+        Due {
+            at: clock.now().after(every),
+            every,
+            floor_per_sec: 0.0,
+            heard: clock.now(),
+            window: 0,
+            incarnation: clock.wall_ms(),
+            idle: 0,
+        }
+    }
+
+    fn report(&mut self, node: &Node, now: Tick) -> Option<Message> {
+        if now < self.at {
+            return None;
+        }
+        self.at = now.after(self.every);
+        let report = node.local.take_report(now, self.floor_per_sec)?;
+        self.idle = if report.entries.is_empty() { self.idle + 1 } else { 0 };
+        if self.idle > 1 && !self.idle.is_multiple_of(IDLE_WINDOWS) {
+            return None;
+        }
+        self.window += 1;
+        let from = From { process: 0, incarnation: self.incarnation, window: self.window };
+        let sent = node.local.clock().wall_ms();
+        Some(Message::Report(ReportLine::of(from, sent, &report)))
+    }
+}

@@ -1,0 +1,105 @@
+//! Numbers about a feed.
+
+use crate::engine::control::aggregate;
+use crate::engine::control::fleet::Edition;
+use crate::engine::control::follow::{self, ALL_REFUSALS};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Plain numbers about one feed of this process, since it was started.
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct FeedStats {
+    /// Whether this process serves its group now, or is the fleet's aggregator.
+    pub leads: bool,
+    /// The list in force.
+    pub edition: Option<Edition>,
+    /// Lists: applied, expired, refused (by [`ALL_REFUSALS`]), and entries skipped.
+    pub lists: follow::Counts,
+    /// Reports: merged, and not counted, and why. While this process leads.
+    pub reports: aggregate::Counts,
+    /// Reporters that have reported lately. While this process leads.
+    pub reporters: u64,
+    /// From the sending of a report to the list that it was part of, as measured with the canary;
+    /// on two machines as exact as their wall clocks.
+    pub delay: Duration,
+    /// From the last byte of the list that was applied last to its being in force.
+    pub applied_in: Duration,
+    /// Followers that were refused: of another user, or too many.
+    pub peers_refused: u64,
+    /// Connections that were ended for a line that was too long, or that was no line of the feed.
+    pub lines_refused: u64,
+    /// Messages beyond a follower's allowance, passed over.
+    pub throttled: u64,
+    /// Followers that did not read for a second, and were let go.
+    pub slow: u64,
+    /// Lists that followers have refused.
+    pub nacks: u64,
+    /// Bytes that this process read.
+    pub bytes_in: u64,
+    /// Bytes that this process sent.
+    pub bytes_out: u64,
+    /// Calls to the transport that failed.
+    pub transport_errors: u64,
+    /// How often this process has come to lead.
+    pub elections: u64,
+}
+
+impl fmt::Display for FeedStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let role = if self.leads { "leads" } else { "follows" };
+        write!(f, "{role}, ")?;
+        match self.edition {
+            Some(edition) => write!(f, "list {edition}")?,
+            None => f.write_str("no list in force")?,
+        }
+        write!(f, ", {} applied, {} expired", self.lists.applied, self.lists.expired)?;
+        for (refusal, n) in ALL_REFUSALS.iter().zip(self.lists.refused).filter(|(_, n)| *n > 0) {
+            write!(f, ", {n} refused ({refusal})")?;
+        }
+        Ok(())
+    }
+}
+
+/// What is counted where it happens.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) leads: AtomicBool,
+    pub(crate) delay_ms: AtomicU64,
+    pub(crate) applied_ns: AtomicU64,
+    pub(crate) peers_refused: AtomicU64,
+    pub(crate) lines_refused: AtomicU64,
+    pub(crate) throttled: AtomicU64,
+    pub(crate) slow: AtomicU64,
+    pub(crate) nacks: AtomicU64,
+    pub(crate) bytes_in: AtomicU64,
+    pub(crate) bytes_out: AtomicU64,
+    pub(crate) transport_errors: AtomicU64,
+    pub(crate) elections: AtomicU64,
+}
+
+pub(crate) fn count(counter: &AtomicU64, by: usize) {
+    counter.fetch_add(by as u64, Ordering::Relaxed);
+}
+
+impl Counters {
+    pub(crate) fn read(&self) -> FeedStats {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        FeedStats {
+            leads: self.leads.load(Ordering::Relaxed),
+            delay: Duration::from_millis(get(&self.delay_ms)),
+            applied_in: Duration::from_nanos(get(&self.applied_ns)),
+            peers_refused: get(&self.peers_refused),
+            lines_refused: get(&self.lines_refused),
+            throttled: get(&self.throttled),
+            slow: get(&self.slow),
+            nacks: get(&self.nacks),
+            bytes_in: get(&self.bytes_in),
+            bytes_out: get(&self.bytes_out),
+            transport_errors: get(&self.transport_errors),
+            elections: get(&self.elections),
+            ..FeedStats::default()
+        }
+    }
+}

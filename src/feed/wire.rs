@@ -1,0 +1,541 @@
+//! What goes over the sockets and through the store: JSON, one object to a line.
+//!
+//! Every line is an object with one field, whose name says what it is: `{"list": {…}}`. Numbers
+//! that count are whole, durations are in milliseconds, a key is a string, or `{"hex": "…"}` where
+//! its bytes are no UTF-8. Fields that a reader does not know are passed over.
+//!
+//! A line has a greatest length on either side; what is longer ends the connection before it is
+//! held in memory. Nothing is allocated beyond what the line itself holds.
+
+use crate::engine::control::aggregate::From as Reporter;
+use crate::engine::control::fleet::{Edition, FleetKey, FleetList, Heartbeat};
+use crate::engine::control::follow::Refusal;
+use crate::engine::control::hotlist::Rule;
+use crate::engine::control::merge::{Report, ReportEntry, ReportKey};
+use crate::engine::control::sketch::KEY_PREFIX_BYTES;
+use crate::engine::control::treat::Treatment;
+use crate::key::Key;
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::fmt;
+use std::io;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+/// The longest line that a follower reads: the longest list, with long keys and reasons.
+pub(crate) const LIST_LINE_MAX: usize = 8 << 20;
+
+/// The longest line that the serving process, or the aggregator, reads: a report.
+pub(crate) const REPORT_LINE_MAX: usize = 256 << 10;
+
+/// One line.
+#[derive(Serialize, Deserialize, Debug)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Message {
+    /// A follower's first.
+    Hello(Hello),
+    /// A list with new verdicts.
+    List(List),
+    /// The list in force stands.
+    Beat(Beat),
+    /// The list in force with present rates, for those who asked.
+    Rates(List),
+    /// What a process asked its store for.
+    Report(ReportLine),
+    /// This list is applied.
+    Ack(Version),
+    /// This list is refused, and why.
+    Nack(Nack),
+}
+
+#[derive(Serialize, Deserialize, Default, Debug)]
+#[serde(default)]
+pub(crate) struct Hello {
+    pub(crate) pid: u32,
+    /// Whether to send present rates every second.
+    pub(crate) rates: bool,
+}
+
+#[derive(Serialize, Deserialize, Debug)]
+pub(crate) struct Version {
+    pub(crate) incarnation: u64,
+    pub(crate) version: u64,
+}
+
+#[derive(Serialize, Deserialize, Debug)]
+pub(crate) struct Nack {
+    pub(crate) incarnation: u64,
+    pub(crate) version: u64,
+    pub(crate) reason: String,
+}
+
+#[derive(Serialize, Deserialize, Debug)]
+pub(crate) struct List {
+    issuer: u64,
+    pub(crate) incarnation: u64,
+    pub(crate) version: u64,
+    ttl_ms: u64,
+    sent_ms: u64,
+    entries: Vec<Entry>,
+    #[serde(default)]
+    denied: Vec<WireKey>,
+}
+
+#[derive(Serialize, Deserialize, Debug)]
+struct Entry {
+    key: WireKey,
+    rule: Name,
+    treatment: Option<Name>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    copies: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    slots: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    advice: Option<Advice>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ttl_ms: Option<u64>,
+    reads_per_sec: f64,
+    writes_per_sec: f64,
+    lower_bound_per_sec: f64,
+    share: f64,
+    #[serde(default)]
+    reporters: u32,
+    hot_for_ms: u64,
+    #[serde(default)]
+    reason: String,
+}
+
+#[derive(Serialize, Deserialize, Debug)]
+struct Advice {
+    treatment: Name,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    copies: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    slots: Option<u32>,
+}
+
+#[derive(Serialize, Deserialize, Debug)]
+pub(crate) struct Beat {
+    issuer: u64,
+    incarnation: u64,
+    version: u64,
+    ttl_ms: u64,
+    sent_ms: u64,
+    canary_ms: u64,
+    interval_ms: u64,
+    report_every_ms: u64,
+    floor_per_sec: f64,
+    #[serde(default)]
+    reports_stored: bool,
+    #[serde(default)]
+    channels: u64,
+}
+
+#[derive(Serialize, Deserialize, Debug)]
+pub(crate) struct ReportLine {
+    #[serde(default)]
+    process: u64,
+    incarnation: u64,
+    window: u64,
+    sent_ms: u64,
+    capacity: u32,
+    floor: u64,
+    one_in: u32,
+    duration_us: u64,
+    total: u64,
+    /// Key, count, error, writes, loads.
+    keys: Vec<(WireKey, u64, u64, u64, u64)>,
+}
+
+/// A rule or a treatment; an empty name is one that this version does not know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Name(&'static str);
+
+const NAMES: [&str; 7] = ["near", "copies", "salt", "shed", "detected", "pinned", "scheduled"];
+
+impl Serialize for Name {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Name, D::Error> {
+        from.deserialize_str(NameVisitor)
+    }
+}
+
+struct NameVisitor;
+
+impl Visitor<'_> for NameVisitor {
+    type Value = Name;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a name")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Name, E> {
+        Ok(Name(NAMES.into_iter().find(|name| *name == text).unwrap_or_default()))
+    }
+}
+
+/// A key's bytes.
+#[derive(Debug)]
+pub(crate) struct WireKey(pub(crate) Vec<u8>);
+
+impl Serialize for WireKey {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        if let Ok(text) = std::str::from_utf8(&self.0) {
+            return to.serialize_str(text);
+        }
+        let hex: String = self.0.iter().map(|b| format!("{b:02x}")).collect();
+        let mut map = to.serialize_map(Some(1))?;
+        map.serialize_entry("hex", &hex)?;
+        map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for WireKey {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<WireKey, D::Error> {
+        from.deserialize_any(KeyVisitor)
+    }
+}
+
+struct KeyVisitor;
+
+impl<'de> Visitor<'de> for KeyVisitor {
+    type Value = WireKey;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string, or {\"hex\": \"…\"}")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<WireKey, E> {
+        Ok(WireKey(text.as_bytes().to_vec()))
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<WireKey, M::Error> {
+        let Some((name, hex)) = map.next_entry::<String, String>()? else {
+            return Err(M::Error::custom("a key without bytes"));
+        };
+        let bytes = if name == "hex" { from_hex(&hex) } else { None };
+        let more = map.next_entry::<String, String>()?.is_some();
+        bytes
+            .filter(|_| !more)
+            .map(WireKey)
+            .ok_or_else(|| M::Error::custom("a key that is not hex"))
+    }
+}
+
+fn from_hex(hex: &str) -> Option<Vec<u8>> {
+    let digit = |b: u8| char::from(b).to_digit(16).map(|d| d as u8);
+    let pair = |pair: &[u8]| Some(digit(pair[0])? << 4 | digit(pair[1])?);
+    if !hex.len().is_multiple_of(2) {
+        return None;
+    }
+    hex.as_bytes().chunks_exact(2).map(pair).collect()
+}
+
+/// Milliseconds, cut to what a list may ask for.
+fn ms(d: Duration) -> u64 {
+    u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn treatment_name(treatment: Treatment) -> (Name, Option<u32>, Option<u32>) {
+    let (name, copies, slots) = match treatment {
+        Treatment::Near => ("near", None, None),
+        Treatment::Copies { copies } => ("copies", Some(copies), None),
+        Treatment::Salt { slots } => ("salt", None, Some(slots)),
+        Treatment::Shed => ("shed", None, None),
+    };
+    (Name(name), copies, slots)
+}
+
+fn treatment_of(name: Name, copies: Option<u32>, slots: Option<u32>) -> Option<Treatment> {
+    Some(match name.0 {
+        "near" => Treatment::Near,
+        "copies" => Treatment::Copies { copies: copies? },
+        "salt" => Treatment::Salt { slots: slots? },
+        "shed" => Treatment::Shed,
+        _ => return None,
+    })
+}
+
+impl Entry {
+    fn of(entry: &FleetKey) -> Entry {
+        let named = entry.treatment.map(treatment_name);
+        Entry {
+            key: WireKey(entry.key.to_vec()),
+            rule: Name(match entry.rule {
+                Rule::Pinned => "pinned",
+                Rule::Scheduled => "scheduled",
+                _ => "detected",
+            }),
+            treatment: named.map(|n| n.0),
+            copies: named.and_then(|n| n.1),
+            slots: named.and_then(|n| n.2),
+            advice: entry.advice.map(treatment_name).map(|(name, copies, slots)| Advice {
+                treatment: name,
+                copies,
+                slots,
+            }),
+            ttl_ms: entry.ttl.map(ms),
+            reads_per_sec: entry.reads_per_sec,
+            writes_per_sec: entry.writes_per_sec,
+            lower_bound_per_sec: entry.lower_bound_per_sec,
+            share: entry.share,
+            reporters: entry.reporters,
+            hot_for_ms: ms(entry.hot_for),
+            reason: entry.reason.clone(),
+        }
+    }
+
+    /// `None` for a rule or a treatment that this version does not know.
+    fn read(self) -> Option<FleetKey> {
+        let treatment = match self.treatment {
+            Some(name) => Some(treatment_of(name, self.copies, self.slots)?),
+            None => None,
+        };
+        let rule = match self.rule.0 {
+            "pinned" => Rule::Pinned,
+            "scheduled" => Rule::Scheduled,
+            "detected" => Rule::Detected,
+            _ => return None,
+        };
+        let advice = self.advice.and_then(|a| treatment_of(a.treatment, a.copies, a.slots));
+        Some(FleetKey {
+            treatment,
+            advice,
+            ttl: self.ttl_ms.map(Duration::from_millis),
+            reads_per_sec: self.reads_per_sec,
+            writes_per_sec: self.writes_per_sec,
+            lower_bound_per_sec: self.lower_bound_per_sec,
+            share: self.share,
+            reporters: self.reporters,
+            hot_for: Duration::from_millis(self.hot_for_ms),
+            reason: self.reason,
+            ..FleetKey::named(Key::from(self.key.0), rule, Treatment::Near)
+        })
+    }
+}
+
+impl List {
+    pub(crate) fn of(list: &FleetList) -> List {
+        List {
+            issuer: list.issuer,
+            incarnation: list.edition.incarnation,
+            version: list.edition.version,
+            ttl_ms: ms(list.ttl),
+            sent_ms: list.sent_ms,
+            entries: list.entries.iter().map(Entry::of).collect(),
+            denied: list.denied.iter().map(|key| WireKey(key.to_vec())).collect(),
+        }
+    }
+
+    pub(crate) fn edition(&self) -> Edition {
+        Edition { incarnation: self.incarnation, version: self.version }
+    }
+
+    /// The list, without what this version does not know; how many entries that were.
+    pub(crate) fn read(self) -> (FleetList, usize) {
+        let (edition, before) = (self.edition(), self.entries.len());
+        let entries: Vec<FleetKey> = self.entries.into_iter().filter_map(Entry::read).collect();
+        let skipped = before - entries.len();
+        let list = FleetList {
+            issuer: self.issuer,
+            edition,
+            ttl: Duration::from_millis(self.ttl_ms),
+            sent_ms: self.sent_ms,
+            entries,
+            denied: self.denied.into_iter().map(|key| Key::from(key.0)).collect(),
+        };
+        (list, skipped)
+    }
+}
+
+impl Beat {
+    pub(crate) fn of(beat: &Heartbeat) -> Beat {
+        Beat {
+            issuer: beat.issuer,
+            incarnation: beat.edition.incarnation,
+            version: beat.edition.version,
+            ttl_ms: ms(beat.ttl),
+            sent_ms: beat.sent_ms,
+            canary_ms: beat.canary_ms,
+            interval_ms: ms(beat.interval),
+            report_every_ms: ms(beat.report_every),
+            floor_per_sec: beat.floor_per_sec,
+            reports_stored: beat.reports_stored,
+            channels: beat.channels,
+        }
+    }
+
+    pub(crate) fn read(self) -> Heartbeat {
+        let floor = self.floor_per_sec;
+        Heartbeat {
+            issuer: self.issuer,
+            edition: Edition { incarnation: self.incarnation, version: self.version },
+            ttl: Duration::from_millis(self.ttl_ms),
+            sent_ms: self.sent_ms,
+            canary_ms: self.canary_ms,
+            interval: Duration::from_millis(self.interval_ms),
+            report_every: Duration::from_millis(self.report_every_ms),
+            floor_per_sec: if floor.is_finite() { floor.max(0.0) } else { 0.0 },
+            reports_stored: self.reports_stored,
+            channels: self.channels,
+        }
+    }
+}
+
+impl ReportLine {
+    pub(crate) fn of(from: Reporter, sent_ms: u64, report: &Report) -> ReportLine {
+        let key =
+            |e: &ReportEntry| (WireKey(e.key.bytes.to_vec()), e.count, e.error, e.writes, e.loads);
+        ReportLine {
+            process: from.process,
+            incarnation: from.incarnation,
+            window: from.window,
+            sent_ms,
+            capacity: report.capacity,
+            floor: report.floor,
+            one_in: report.one_in,
+            duration_us: u64::try_from(report.duration.as_micros()).unwrap_or(u64::MAX),
+            total: report.total,
+            keys: report.entries.iter().map(key).collect(),
+        }
+    }
+
+    /// Who reports, when it was sent, and what. Only whole keys are known beyond a process.
+    pub(crate) fn read(self) -> (Reporter, u64, Report) {
+        let (process, incarnation, window) = (self.process, self.incarnation, self.window);
+        let whole = |key: &WireKey| key.0.len() < KEY_PREFIX_BYTES;
+        let entries = self.keys.into_iter().filter(|k| whole(&k.0)).map(
+            |(key, count, error, writes, loads)| ReportEntry {
+                key: ReportKey::new(&key.0, 0),
+                count,
+                error,
+                writes,
+                loads,
+            },
+        );
+        let report = Report {
+            capacity: self.capacity,
+            floor: self.floor,
+            one_in: self.one_in,
+            duration: Duration::from_micros(self.duration_us),
+            total: self.total,
+            entries: entries.collect(),
+        };
+        (Reporter { process, incarnation, window }, self.sent_ms, report)
+    }
+}
+
+/// The message as a line.
+pub(crate) fn line(message: &Message) -> Vec<u8> {
+    // These types have no map with odd keys and no failing implementation.
+    let mut line = serde_json::to_vec(message).unwrap_or_default();
+    line.push(b'\n');
+    line
+}
+
+/// The message on a line.
+pub(crate) fn read(line: &[u8]) -> Result<Message, Refusal> {
+    serde_json::from_slice(line).map_err(|_| Refusal::Malformed)
+}
+
+/// Lines of a stream, none longer than `max`.
+#[derive(Debug)]
+pub(crate) struct Lines<R> {
+    from: R,
+    held: Vec<u8>,
+    /// Up to here `held` has no line end.
+    searched: usize,
+    max: usize,
+}
+
+impl<R: AsyncRead + Unpin> Lines<R> {
+    pub(crate) fn new(from: R, max: usize) -> Lines<R> {
+        Lines { from, held: Vec::new(), searched: 0, max }
+    }
+
+    /// The next line without its end; `None` at the end of the stream.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing: what was read is kept for the next call.
+    pub(crate) async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
+        loop {
+            if let Some(at) = self.held[self.searched..].iter().position(|b| *b == b'\n') {
+                let rest = self.held.split_off(self.searched + at + 1);
+                let mut line = std::mem::replace(&mut self.held, rest);
+                self.searched = 0;
+                line.pop();
+                return Ok(Some(line));
+            }
+            self.searched = self.held.len();
+            if self.held.len() > self.max {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "the line is too long"));
+            }
+            self.held.reserve(16 << 10);
+            if self.from.read_buf(&mut self.held).await? == 0 {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_reads_back_as_it_was_written() {
+        let mut near = FleetKey::named(Key::from("post:\"9\"\n"), Rule::Detected, Treatment::Near);
+        near.reason = "160/s ± 22/s".into();
+        near.ttl = Some(Duration::from_millis(700));
+        near.advice = Some(Treatment::Copies { copies: 3 });
+        let salt = Treatment::Salt { slots: 16 };
+        let odd = FleetKey::named(Key::from(vec![0xff, 0, b'\n']), Rule::Pinned, salt);
+        let list = FleetList {
+            issuer: 7,
+            edition: Edition { incarnation: 8, version: 9 },
+            ttl: Duration::from_secs(5),
+            sent_ms: 10,
+            entries: vec![near, odd],
+            denied: vec![Key::from("no")],
+        };
+        let line = line(&Message::List(List::of(&list)));
+        assert_eq!(line.iter().filter(|b| **b == b'\n').count(), 1, "one line");
+        let Ok(Message::List(back)) = read(&line) else { panic!() };
+        assert_eq!(back.read(), (list, 0));
+    }
+
+    #[test]
+    fn what_a_later_version_may_say_is_passed_over_and_counted() {
+        let text = r#"{"list":{"issuer":1,"incarnation":2,"version":3,"ttl_ms":4,"sent_ms":5,
+            "shade":"blue","entries":[{"key":"a","rule":"detected","treatment":"freeze",
+            "reads_per_sec":1,"writes_per_sec":0,"lower_bound_per_sec":1,"share":0.5,
+            "hot_for_ms":7}]}}"#;
+        let Ok(Message::List(list)) = read(text.as_bytes()) else { panic!() };
+        let (list, skipped) = list.read();
+        assert_eq!((list.entries.len(), skipped), (0, 1));
+        assert!(read(br#"{"shout":{}}"#).is_err() && read(b"{}").is_err() && read(b"").is_err());
+        assert!(serde_json::from_str::<WireKey>(r#"{"hex":"0g"}"#).is_err());
+    }
+
+    #[test]
+    fn a_line_without_an_end_is_given_up_at_its_cap() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let mut lines = Lines::new(tokio::io::repeat(b'x'), 1 << 20);
+            assert_eq!(lines.next().await.unwrap_err().kind(), io::ErrorKind::InvalidData);
+            assert!(lines.held.capacity() <= 4 << 20, "{}", lines.held.capacity());
+            let mut lines = Lines::new(&b"a\n\nbc\nd"[..], 9);
+            let mut all = Vec::new();
+            while let Some(line) = lines.next().await.unwrap() {
+                all.push(line);
+            }
+            assert_eq!(all, [b"a".to_vec(), b"".to_vec(), b"bc".to_vec()]);
+        });
+    }
+}

@@ -1,0 +1,587 @@
+//! Stock: units that are sold once each, fast.
+//!
+//! What each answer means is decided in `engine/data/probe` and `engine/control/stock`; here it is
+//! asked. A stock is a record and some buckets, each in a hash slot of its own.
+
+mod books;
+mod room;
+mod work;
+
+pub use books::{Accounts, Fate, OpenHold, Reconciler};
+pub use room::{WaitingRoom, WaitingTicket};
+
+use crate::adds::check_key;
+use crate::counter::{Sum, integer};
+use crate::engine::control::stock::{BUCKETS_MAX, Mutant, Record, Work, evened};
+use crate::engine::data::probe::{Found, Heard, Levels, Next, Picture, Probe};
+use crate::error::{Error, ErrorKind, Result, Retry};
+use crate::heatsink::Heatsink;
+use crate::key::{Key, fnv1a_32};
+use crate::lanes::ask;
+use crate::names::Part;
+use crate::read::From;
+use crate::runtime::BoxFuture;
+use crate::sample::Seen;
+use crate::shared::{Loaded, Shared};
+use crate::store::{End, Ended, Stored, Take};
+use crate::sync::Mutex;
+use crate::value::Value;
+use bytes::Bytes;
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+use work::all;
+
+/// Holds of this process whose bucket is remembered. An older one is looked for like a new one.
+const RECENT_MAX: usize = 1 << 16;
+
+/// Ways that one call goes while others are faster or units move.
+const WAYS: u32 = 4;
+
+/// Attempts at an operation that may be repeated.
+const TRIES: u32 = 3;
+
+/// The pause before a way is gone again.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// By default a number of units left is this old at most.
+const REMAINING_TTL: Duration = Duration::from_secs(1);
+
+/// Between two times that one process evens out the buckets by itself.
+const EVENED_EVERY: Duration = Duration::from_millis(20);
+
+impl Heatsink {
+    /// The stock under `key`: units of one thing in buckets on different shards, each sold once.
+    ///
+    /// Keep the handle: all that one process knows of its buckets is in it and its clones.
+    ///
+    /// # Errors
+    /// [`Unsupported`](ErrorKind::Unsupported): the store lacks one of the capabilities `take`,
+    /// `add_once` and `compare_and_set`. [`Limit`](ErrorKind::Limit): the key is too long.
+    ///
+    /// # Example
+    /// ```
+    /// use heatsink::{Heatsink, Taken, store::MemoryStore};
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let hs = Heatsink::new(MemoryStore::new(8))?;
+    /// let shoes = hs.stock("sku:AJ1")?;
+    /// shoes.create(10_000, 16).await?; // once; 16 buckets of 625
+    /// match shoes.take(1, "order:77").await? {
+    ///     Taken::Held(held) => held.confirm().await?, // or held.put_back()
+    ///     Taken::SoldOut => println!("sold out"),
+    ///     other => println!("{other:?}"),
+    /// }
+    /// assert_eq!(shoes.remaining_with(std::time::Duration::ZERO).await?.total(), 9_999);
+    /// # Ok::<(), heatsink::Error>(()) }).unwrap();
+    /// ```
+    pub fn stock(&self, key: impl AsRef<[u8]>) -> Result<Stock> {
+        let key = key.as_ref();
+        check_key(key)?;
+        let can = self.shared().store.capability();
+        let needed = [
+            (can.take, "take"),
+            (can.add_once, "add_once"),
+            (can.compare_and_set, "compare_and_set"),
+        ];
+        if let Some((_, lacks)) = needed.iter().find(|(has, _)| !has) {
+            return Err(Error::unsupported(lacks));
+        }
+        let core = Core {
+            key: Key::copy(key),
+            known: Mutex::new(None),
+            recent: Mutex::new(Recent::default()),
+            broken: Mutex::new(None),
+        };
+        Ok(Stock { hs: self.clone(), core: Arc::new(core) })
+    }
+}
+
+/// A stock. Made by [`Heatsink::stock`]; clones are handles to the same one.
+///
+/// `free + held + sold + in transit` never exceeds what was filled in, whoever crashes and whatever
+/// reply is lost, as long as the store loses nothing.
+#[derive(Clone)]
+pub struct Stock {
+    pub(super) hs: Heatsink,
+    pub(super) core: Arc<Core>,
+}
+
+pub(super) struct Core {
+    pub(super) key: Key,
+    pub(super) known: Mutex<Option<Known>>,
+    recent: Mutex<Recent>,
+    /// Only to show that the tests notice.
+    pub(super) broken: Mutex<Option<Mutant>>,
+}
+
+/// What this process knows of the stock.
+pub(super) struct Known {
+    /// The record as last read, with the bytes that a compare-and-set expects.
+    pub(super) bytes: Bytes,
+    pub(super) record: Record,
+    pub(super) names: Arc<[Key]>,
+    levels: Levels,
+    /// When this process last evened out the buckets by itself.
+    evened: crate::engine::time::Tick,
+}
+
+/// In which bucket a hold of this process has its units, or may have them.
+#[derive(Default)]
+struct Recent {
+    buckets: HashMap<Key, usize>,
+    order: VecDeque<Key>,
+}
+
+impl Recent {
+    fn set(&mut self, hold: &Key, bucket: usize) {
+        if self.buckets.insert(hold.clone(), bucket).is_none() {
+            self.order.push_back(hold.clone());
+        }
+        while self.order.len() > RECENT_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.buckets.remove(&oldest);
+        }
+    }
+}
+
+/// What came of [`Stock::take`].
+#[derive(Clone, Debug)]
+pub enum Taken {
+    /// The hold has its units.
+    Held(Held),
+    /// Every bucket was found empty during the call, and nothing was between buckets.
+    SoldOut,
+    /// Units are left, but no bucket has as many as were asked for. [`Stock::gather`] brings them
+    /// together; or ask for fewer.
+    Short {
+        /// Units left.
+        remaining: u64,
+    },
+    /// This hold has ended: it was put back, or given up by a call that could not learn what had
+    /// become of it. It has no units and takes none. Buy again under another id.
+    Ended,
+}
+
+/// Units that a hold has: sell them or put them back. Dropping it does neither; what nobody ends is
+/// ended by a [`Reconciler`].
+#[derive(Clone)]
+pub struct Held {
+    stock: Stock,
+    hold: Key,
+    bucket: usize,
+}
+
+/// How a user's hold is called in the store. Moves between buckets have ids of another form.
+pub(super) fn hold_id(hold: &[u8]) -> Key {
+    Key::from([b"h:", hold].concat())
+}
+
+pub(super) fn no_stock(key: &Key) -> Error {
+    let text = "there is no stock under this key: Stock::create makes one";
+    Error::not_applied(ErrorKind::Config, text).with_key(key)
+}
+
+fn unreadable(key: &Key) -> Error {
+    Error::not_applied(ErrorKind::WrongType, "this is not the record of a stock").with_key(key)
+}
+
+impl Stock {
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        self.hs.shared()
+    }
+
+    /// Takes `amount` units for `hold`, an id of the caller's, such as that of an order.
+    ///
+    /// The same hold asked again in this process finds what it has. Another process that is given
+    /// a hold which may have been asked for before should [`find`](Stock::find) it first.
+    ///
+    /// # Cost
+    /// Store operations: 1 while most buckets have units; when buckets are empty one more for each
+    /// that this process has not heard of in the last 0.2 s, and once all are, the record twice and
+    /// one read per bucket, shared by all who wait.
+    ///
+    /// # Cancel safety
+    /// A dropped call may have taken. The same hold asked again finds out.
+    ///
+    /// # Errors
+    /// Those of the store. Of unknown outcome: a bucket may have given, and none other was asked
+    /// for this hold; ask again with the same hold. [`Throttled`](ErrorKind::Throttled): units are
+    /// being moved. [`Limit`](ErrorKind::Limit): no units, or an id too long.
+    /// [`Config`](ErrorKind::Config): there is no such stock.
+    pub async fn take(&self, amount: u64, hold: impl AsRef<[u8]>) -> Result<Taken> {
+        let hold = hold.as_ref();
+        check_key(hold)?;
+        if amount == 0 {
+            let text = "a hold of no units";
+            return Err(Error::not_applied(ErrorKind::Limit, text).with_key(&self.core.key));
+        }
+        self.hs.sampled(self.hs.observe(1), &self.core.key, Seen::Write);
+        let id = hold_id(hold);
+        for way in 0..WAYS {
+            if way > 0 {
+                self.shared().runtime.sleep(PAUSE * way).await;
+            }
+            match self.go(amount, &id).await? {
+                Found::Held(bucket) => return Ok(Taken::Held(self.held(id, bucket))),
+                Found::SoldOut => return Ok(Taken::SoldOut),
+                Found::Short(remaining) => return Ok(Taken::Short { remaining }),
+                Found::Ended => return Ok(Taken::Ended),
+                // Whoever began the move may be gone. It is finished by whoever needs it.
+                Found::Busy => drop(self.finish().await?),
+                Found::Unknown(_) | Found::Failed => break,
+            }
+        }
+        let text = "units are being moved between buckets";
+        let retry = Retry::After(PAUSE * WAYS);
+        Err(Error::not_applied(ErrorKind::Throttled, text)
+            .with_retry(retry)
+            .with_key(&self.core.key))
+    }
+
+    fn held(&self, hold: Key, bucket: usize) -> Held {
+        Held { stock: self.clone(), hold, bucket }
+    }
+
+    /// One way through the buckets; the error of the question that it ended on, if it did.
+    async fn go(&self, amount: u64, id: &Key) -> Result<Found> {
+        let names = self.names().await?;
+        let (shared, core) = (self.shared(), &self.core);
+        let hash = mix(id);
+        let doubt = core.recent.lock().buckets.get(id).copied();
+        let broken = *core.broken.lock();
+        let mut probe = match &*core.known.lock() {
+            Some(known) => Probe::new(hash, amount, &known.levels, doubt, shared.clock.now()),
+            None => return Ok(Found::Busy),
+        }
+        .broken_by(broken);
+        let mut error = None;
+        loop {
+            let next = probe.next();
+            let answer = match next {
+                Next::Take(bucket) => {
+                    // Before it is sent: a call that is dropped here may have taken.
+                    core.recent.lock().set(id, bucket);
+                    let take = shared.store.clone().take(names[bucket].clone(), amount, id.clone());
+                    ask(shared, take).await.map(Heard::Took)
+                }
+                Next::Bar(bucket) => {
+                    let name = names[bucket].clone();
+                    let end = shared.store.clone().end_hold(name, id.clone(), End::Back);
+                    ask(shared, end).await.map(Heard::Barred)
+                }
+                Next::Look => self.look(Duration::ZERO).await.map(|(p, _)| Heard::Saw(Some(p))),
+                Next::End(found @ (Found::Unknown(_) | Found::Failed)) => {
+                    return error.map_or(Ok(found), Err);
+                }
+                Next::End(found) => return Ok(found),
+            };
+            let heard = answer.unwrap_or_else(|e: Error| {
+                let unknown = e.is_unknown();
+                error = Some(e.with_key(&core.key));
+                if next == Next::Look {
+                    Heard::Saw(None)
+                } else if unknown {
+                    Heard::Unknown
+                } else {
+                    Heard::NotApplied
+                }
+            });
+            let short = matches!(heard, Heard::Took(Take::Short { .. }));
+            let now = shared.clock.now();
+            let mut known = core.known.lock();
+            let Some(known) = known.as_mut() else { return Ok(Found::Busy) };
+            probe.heard(heard, &mut known.levels, now);
+            let uneven = short && known.uneven(now);
+            if uneven {
+                self.even_out();
+            }
+        }
+    }
+
+    /// Begins to even out the buckets, in the background.
+    fn even_out(&self) {
+        let stock = self.clone();
+        self.shared().runtime.spawn(Box::pin(async move {
+            // Another will try it again.
+            drop(stock.rebalance().await);
+        }));
+    }
+
+    /// Where the buckets are, by the record as last read.
+    pub(super) async fn names(&self) -> Result<Arc<[Key]>> {
+        if let Some(known) = &*self.core.known.lock() {
+            return Ok(known.names.clone());
+        }
+        match self.load().await? {
+            Some(_) => {
+                let known = self.core.known.lock();
+                known.as_ref().map(|k| k.names.clone()).ok_or_else(|| no_stock(&self.core.key))
+            }
+            None => Err(no_stock(&self.core.key)),
+        }
+    }
+
+    /// The record as the store has it now.
+    pub(super) async fn load(&self) -> Result<Option<(Bytes, Record)>> {
+        let get = self.shared().store.clone().get(Part::Stock.of(&self.core.key));
+        self.core.learn(ask(self.shared(), get).await?)
+    }
+
+    /// All buckets, at most `max_age` old, by one load that all who ask meanwhile share; and when
+    /// that began.
+    async fn look(&self, max_age: Duration) -> Result<(Picture, Value)> {
+        self.names().await?;
+        let (shared, core) = (self.shared().clone(), self.core.clone());
+        let name = Part::StockLook.of(&core.key);
+        let from = From::loader(|| async move {
+            let record = Part::Stock.of(&core.key);
+            let before = core.learn(shared.store.clone().get(record.clone()).await?)?;
+            let names = core.known.lock().as_ref().map(|k| k.names.clone());
+            let Some((names, (_, before))) = names.zip(before) else {
+                return Err(no_stock(&core.key));
+            };
+            let buckets = shared.store.clone().get_many(names.to_vec()).await;
+            let after = core.learn(shared.store.clone().get(record).await?)?;
+            let still = before.work == Work::None
+                && after.is_some_and(|(_, r)| (r.epoch, r.seed) == (before.epoch, before.seed));
+            let mut text = String::from(if still { "still" } else { "moving" });
+            for (name, bucket) in names.iter().zip(buckets) {
+                let level = match bucket? {
+                    Some(stored) => integer(&stored.bytes).ok_or_else(|| unreadable(name))?,
+                    None if matches!(before.work, Work::Fill(_)) => 0,
+                    None => {
+                        let text = "a bucket of the stock is gone: the store has lost it";
+                        return Err(Error::not_applied(ErrorKind::Store, text).with_key(name));
+                    }
+                };
+                text = format!("{text} {level}");
+            }
+            let stored = Some(Stored::new(text));
+            Ok(Loaded { stored, by_loader: true, uncached: false, decoded: None })
+        });
+        let hash = self.shared().hash(&name);
+        let value = self.hs.join_or_lead((hash, name), Some(max_age), from, 0).await;
+        let value = value.map_err(|e| e.with_key(&self.core.key))?;
+        let mut words = std::str::from_utf8(&value).unwrap_or_default().split(' ');
+        let still = words.next() == Some("still");
+        let levels = words.map_while(|w| w.parse().ok()).collect();
+        Ok((Picture { still, levels }, value))
+    }
+
+    /// Units that can be taken, at most a second old.
+    ///
+    /// # Staleness
+    /// Between [`Sum::age`] before the call's end and that end. Units between buckets are missing.
+    ///
+    /// # Cost
+    /// Store operations: 0 while the last count is young enough, else 2 and one per bucket, shared
+    /// by all who wait.
+    ///
+    /// # Cancel safety
+    /// As [`Heatsink::get`].
+    ///
+    /// # Errors
+    /// As [`Heatsink::get`]; [`Config`](ErrorKind::Config): there is no such stock.
+    pub async fn remaining(&self) -> Result<Sum> {
+        self.remaining_with(REMAINING_TTL).await
+    }
+
+    /// Like [`remaining`](Stock::remaining), at most `max_age` old; zero asks after the call.
+    ///
+    /// # Cancel safety
+    /// As [`Heatsink::get`].
+    ///
+    /// # Errors
+    /// As [`remaining`](Stock::remaining).
+    pub async fn remaining_with(&self, max_age: Duration) -> Result<Sum> {
+        let (picture, value) = self.look(max_age).await?;
+        Ok(Sum::new(picture.levels.iter().sum(), value.age()))
+    }
+
+    /// The units of a hold, if it has some that were not put back.
+    ///
+    /// # Cost
+    /// Store operations: one per bucket.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    ///
+    /// # Errors
+    /// Those of the store: a bucket that cannot be asked may have them.
+    pub async fn find(&self, hold: impl AsRef<[u8]>) -> Result<Option<Held>> {
+        let id = hold_id(hold.as_ref());
+        check_key(&id)?;
+        let names = self.names().await?;
+        let shared = self.shared();
+        // More than there can be: whoever has no hold is told so, and gets none.
+        let asks = names.iter().map(|name| {
+            let (shared, name, id) = (shared.clone(), name.clone(), id.clone());
+            let asked: BoxFuture<'static, _> = Box::pin(async move {
+                ask(&shared, shared.store.clone().take(name, u64::MAX, id)).await
+            });
+            asked
+        });
+        for (bucket, answer) in all(asks.collect()).await.into_iter().enumerate() {
+            if let Take::Taken { .. } = answer.map_err(|e| e.with_key(&self.core.key))? {
+                self.core.recent.lock().set(&id, bucket);
+                return Ok(Some(self.held(id, bucket)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// For tests: gets it wrong in one way.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    pub fn break_by(&self, mutant: Mutant) {
+        *self.core.broken.lock() = Some(mutant);
+    }
+}
+
+impl Core {
+    /// What a read of the record brought.
+    pub(super) fn learn(&self, stored: Option<Stored>) -> Result<Option<(Bytes, Record)>> {
+        let Some(stored) = stored else { return Ok(None) };
+        let record = Record::parse(&stored.bytes).ok_or_else(|| unreadable(&self.key))?;
+        let mut known = self.known.lock();
+        match &mut *known {
+            Some(known) if known.record.seed == record.seed => {
+                // An answer that was overtaken on its way must not bring an old record back.
+                if record.epoch >= known.record.epoch {
+                    (known.bytes, known.record) = (stored.bytes.clone(), record.clone());
+                }
+            }
+            known => {
+                let names = (0..record.buckets).map(|b| bucket_name(&self.key, record.seed, b));
+                *known = Some(Known {
+                    bytes: stored.bytes.clone(),
+                    record: record.clone(),
+                    names: names.collect(),
+                    levels: Levels::new(record.buckets),
+                    evened: crate::engine::time::Tick::ZERO,
+                });
+            }
+        }
+        Ok(Some((stored.bytes, record)))
+    }
+}
+
+impl Known {
+    /// Whether it is time for this process to even out the buckets.
+    fn uneven(&mut self, now: crate::engine::time::Tick) -> bool {
+        if self.record.work != Work::None || now.since(self.evened) < EVENED_EVERY {
+            return false;
+        }
+        // A bucket of which nothing has been heard counts as full enough.
+        let heard = self.levels.known(now).flatten();
+        let most = heard.max().unwrap_or(0);
+        let levels: Vec<i64> = self.levels.known(now).map(|n| n.unwrap_or(most)).collect();
+        let uneven = !evened(&levels).is_empty();
+        if uneven {
+            self.evened = now;
+        }
+        uneven
+    }
+}
+
+/// Where bucket `bucket` of `key` is.
+pub(super) fn bucket_name(key: &Key, seed: u64, bucket: usize) -> Key {
+    Part::Bucket { seed, bucket }.of(key)
+}
+
+/// A hash of a hold's id that is the same in every process and version.
+fn mix(id: &[u8]) -> u64 {
+    let low = u64::from(fnv1a_32(id));
+    let mut z = (low << 32 | low).wrapping_add(id.len() as u64);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+impl Held {
+    /// The hold's id.
+    #[must_use]
+    pub fn hold(&self) -> &[u8] {
+        &self.hold.as_bytes()[2..]
+    }
+
+    /// Sells the units: they never come back.
+    ///
+    /// # Cost
+    /// Store operations: 1.
+    ///
+    /// # Cancel safety
+    /// A dropped call may have had its effect; repeat it.
+    ///
+    /// # Errors
+    /// Those of the store; repeating is harmless. [`Closed`](ErrorKind::Closed): the hold was put
+    /// back.
+    pub async fn confirm(&self) -> Result<()> {
+        match self.end(End::Sold).await? {
+            Ended::Now { .. } | Ended::Before { end: End::Sold, .. } => Ok(()),
+            Ended::Before { end: End::Back, .. } | Ended::Never => Err(self.ended("put back")),
+        }
+    }
+
+    /// Puts the units back, once.
+    ///
+    /// # Cost, Cancel safety
+    /// As [`confirm`](Held::confirm).
+    ///
+    /// # Errors
+    /// Those of the store; repeating is harmless. [`Closed`](ErrorKind::Closed): the units are sold.
+    pub async fn put_back(&self) -> Result<()> {
+        match self.end(End::Back).await? {
+            Ended::Before { end: End::Sold, .. } => Err(self.ended("sold")),
+            _ => Ok(()),
+        }
+    }
+
+    fn ended(&self, how: &str) -> Error {
+        let text = format!("the hold was {how} before");
+        Error::not_applied(ErrorKind::Closed, text).with_key(self.hold())
+    }
+
+    async fn end(&self, end: End) -> Result<Ended> {
+        let names = self.stock.names().await?;
+        let name = names.get(self.bucket).ok_or_else(|| no_stock(&self.stock.core.key))?;
+        self.stock.end_in(name, &self.hold, end).await
+    }
+}
+
+impl Stock {
+    /// Ends a hold in the bucket `name`, asking again where an answer is lost.
+    pub(super) async fn end_in(&self, name: &Key, id: &Key, end: End) -> Result<Ended> {
+        let shared = self.shared();
+        let mut tries = 0;
+        loop {
+            let asked = shared.store.clone().end_hold(name.clone(), id.clone(), end);
+            match ask(shared, asked).await {
+                Err(error) if error.is_unknown() && tries + 1 < TRIES => tries += 1,
+                answer => return answer.map_err(|e| e.with_key(&self.core.key)),
+            }
+        }
+    }
+
+    pub(super) fn check_buckets(&self, buckets: usize) -> Result<()> {
+        if (1..=BUCKETS_MAX).contains(&buckets) {
+            return Ok(());
+        }
+        let text = format!("{buckets} buckets: a stock has 1 to {BUCKETS_MAX}");
+        Err(Error::not_applied(ErrorKind::Limit, text).with_key(&self.core.key))
+    }
+}
+
+impl fmt::Debug for Stock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stock").field("key", &self.core.key).finish()
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held").field("hold", &self.hold).field("bucket", &self.bucket).finish()
+    }
+}
