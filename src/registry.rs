@@ -7,7 +7,7 @@
 
 use crate::batch::bounded;
 use crate::call;
-use crate::engine::control::registry::{Catalog, KEY_BYTES_MAX, List, Record, Root, Timing};
+use crate::engine::control::registry::{Catalog, KEY_BYTES_MAX, List, Record, Root, Stamp, Timing};
 use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Outcome, Result};
 use crate::key::Key;
@@ -250,13 +250,13 @@ impl Registrar {
         &self,
         shared: &Arc<Shared>,
         key: &Key,
-        version: u64,
+        stamp: Stamp,
     ) -> Result<(Tick, bool)> {
         let mut before = true;
         for _ in 0..TRIES {
             let sent = lease_clock(&shared.clock);
             let (bytes, list) = self.list(shared).await?;
-            if list.get(key).is_some_and(|listed| listed >= version) {
+            if list.get(key).is_some_and(|listed| listed.covers(&stamp)) {
                 let Some(unmoved) = self.raise_root(shared, list.root()).await? else { continue };
                 before &= unmoved;
                 // The granter counts from after, and the clock lags behind.
@@ -265,7 +265,7 @@ impl Registrar {
                 return Ok((done, before));
             }
             before = false;
-            let Some(next) = list.with(shared.roll(), key, version, self.listed_max) else {
+            let Some(next) = list.with(shared.roll(), key, stamp, self.listed_max) else {
                 let text = format!("the registry lists {} keys already", list.len());
                 return Err(Error::not_applied(ErrorKind::Limit, text).with_key(key));
             };
@@ -279,7 +279,7 @@ impl Registrar {
         for _ in 0..TRIES {
             let (bytes, list) = self.list(shared).await?;
             // A newer version may be anything.
-            if list.get(key).is_none_or(|listed| listed > version) {
+            if list.get(key).is_none_or(|listed| listed.version > version) {
                 self.raise_root(shared, list.root()).await?;
                 return Ok(());
             }

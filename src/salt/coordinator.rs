@@ -5,7 +5,7 @@
 
 use super::{Salted, count};
 use crate::adds::Cell;
-use crate::engine::control::registry::Record;
+use crate::engine::control::registry::{Record, Stamp};
 use crate::engine::control::rotation::{Step, Want, Watch};
 use crate::engine::control::salt::{self as plan, Gen};
 use crate::engine::time::Tick;
@@ -37,8 +37,8 @@ struct Job {
     /// By an operator's word: it is not taken back by what the traffic says.
     pinned: bool,
     watch: Watch,
-    /// The version of the record that `watch` has seen published.
-    seen: u64,
+    /// The record that `watch` has seen published.
+    seen: Stamp,
     /// This process began the rotation that is under way.
     own: bool,
     running: bool,
@@ -104,18 +104,18 @@ impl Salted {
 
     /// Rotations that are under way are this process's affair too.
     fn look_for_work(&self, shared: &Arc<Shared>) {
-        let open: Vec<(Key, u64)> = self.registrar.with(|catalog| {
+        let open: Vec<(Key, Stamp)> = self.registrar.with(|catalog| {
             let open = catalog.list().keys().filter_map(|key| {
                 let record = catalog.record(key)?;
                 let open = self.plan_of(record).is_ok_and(|plan| plan.is_under_way());
-                open.then(|| (key.clone(), record.version))
+                open.then(|| (key.clone(), record.stamp()))
             });
             open.collect()
         });
         let now = lease_clock(&shared.clock);
         let mut jobs = self.jobs.lock();
-        for (key, version) in open {
-            if jobs.0.get(&key).is_none_or(|job| job.seen != version) {
+        for (key, stamp) in open {
+            if jobs.0.get(&key).is_none_or(|job| job.seen != stamp) {
                 jobs.add(&key, now);
             }
         }
@@ -259,19 +259,19 @@ impl Salted {
         record: &Record,
         plan: &plan::Salt,
     ) -> Result<()> {
-        let known = self.registrar.with(|catalog| catalog.is_published(key, record.version));
-        let seen = self.jobs.lock().0.get(key).map_or(0, |job| job.seen);
-        if known && seen == record.version {
+        let known = self.registrar.with(|catalog| catalog.is_published(key, record.stamp()));
+        let seen = self.jobs.lock().0.get(key).map_or(Stamp::default(), |job| job.seen);
+        if known && seen == record.stamp() {
             return Ok(());
         }
-        let (at, before) = self.registrar.publish(shared, key, record.version).await?;
+        let (at, before) = self.registrar.publish(shared, key, record.stamp()).await?;
         if let Some(job) = self.jobs.lock().0.get_mut(key) {
-            if !before && seen == record.version {
+            if !before && seen == record.stamp() {
                 // It was published, and that was lost: everybody has to learn it again.
                 job.watch = Watch::default();
             }
             job.watch.see(at, plan);
-            job.seen = record.version;
+            job.seen = record.stamp();
             job.own &= plan.is_under_way();
         }
         Ok(())
@@ -288,7 +288,7 @@ impl Salted {
     /// A retired generation was compared with what is in its slots.
     pub(super) fn watch_swept(&self, key: &Key, old: Gen, at: Tick) {
         if let Some(job) = self.jobs.lock().0.get_mut(key) {
-            job.watch.swept(old.id, at);
+            job.watch.swept(&old, at);
         }
     }
 }

@@ -53,8 +53,8 @@ impl Salted {
             Step::Arm => (plan.armed(), &self.tallies.announced),
             Step::Switch => {
                 // The last moment to find that the announcement was lost.
-                let version = record.map_or(0, |record| record.version);
-                let (at, before) = self.registrar.publish(shared, key, version).await?;
+                let stamp = record.map(Record::stamp).unwrap_or_default();
+                let (at, before) = self.registrar.publish(shared, key, stamp).await?;
                 if !before {
                     self.watch_again(key, at, plan);
                     return Ok(false);

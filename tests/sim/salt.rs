@@ -671,14 +671,10 @@ fn liveness(world: &Arc<World>, mut all: Vec<Process>, seen: &mut Seen) {
             name.contains("}slot.") && name.ends_with(&format!(":{key}"))
         });
         let kept = usize::from(plan.cur.k) * usize::from(plan.cur.kind != Kind::Home);
-        // What a sleeper or a late call left is not read by anybody.
-        if slots.count() > kept
-            && world.options.fault_permille == 0
-            && !world.options.sleeps
-            && !world.options.crashes
-            && !world.options.goes_back
-            && !world.options.beyond
-        {
+        // What a sleeper, a late call or a lost registry left is not read by anybody.
+        let o = &world.options;
+        let untidy = o.sleeps || o.crashes || o.goes_back || o.beyond || o.cuts;
+        if slots.count() > kept && o.fault_permille == 0 && !untidy {
             world.fail(format!("{key}: slots are left: {plan:?}"));
         }
         for process in &all {

@@ -64,6 +64,23 @@ impl Timing {
     }
 }
 
+/// Which of the records of a key.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Stamp {
+    /// Raised by every change.
+    pub version: u64,
+    /// Drawn for every change: a registry that has lost a change gives its version again.
+    pub nonce: u64,
+}
+
+impl Stamp {
+    /// Whether whoever has this has what `listed` tells of, or something newer.
+    #[must_use]
+    pub fn covers(&self, listed: &Stamp) -> bool {
+        self.version > listed.version || self == listed
+    }
+}
+
 /// What is known of one key: a part of text for each mechanism.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Record {
@@ -84,6 +101,12 @@ impl Record {
     #[must_use]
     pub fn first(nonce: u64) -> Record {
         Record { version: 1, nonce, parts: Vec::new() }
+    }
+
+    /// Which one it is.
+    #[must_use]
+    pub fn stamp(&self) -> Stamp {
+        Stamp { version: self.version, nonce: self.nonce }
     }
 
     /// The text of a part.
@@ -144,13 +167,13 @@ pub struct List {
     pub version: u64,
     /// Drawn for every change.
     pub nonce: u64,
-    entries: BTreeMap<Key, u64>,
+    entries: BTreeMap<Key, Stamp>,
 }
 
 impl List {
-    /// The version that the record of `key` has at least.
+    /// The record that `key` has at least.
     #[must_use]
-    pub fn get(&self, key: &Key) -> Option<u64> {
+    pub fn get(&self, key: &Key) -> Option<Stamp> {
         self.entries.get(key).copied()
     }
 
@@ -171,12 +194,12 @@ impl List {
         self.entries.keys()
     }
 
-    /// The list with `key` at `version`; `None` when there is no room for another key.
+    /// The list with `key` at this record; `None` when there is no room for another key.
     #[must_use]
-    pub fn with(&self, nonce: u64, key: &Key, version: u64, max: usize) -> Option<List> {
+    pub fn with(&self, nonce: u64, key: &Key, stamp: Stamp, max: usize) -> Option<List> {
         let mut next = self.clone();
         (next.version, next.nonce) = (self.version + 1, nonce);
-        next.entries.insert(key.clone(), version);
+        next.entries.insert(key.clone(), stamp);
         (next.len() <= self.len() || next.len() <= max.min(LISTED_MAX)).then_some(next)
     }
 
@@ -200,8 +223,9 @@ impl List {
     pub fn encode(&self) -> Vec<u8> {
         let head = format!("hsl1 {} {:016x} {}\n", self.version, self.nonce, self.len());
         let mut bytes = head.into_bytes();
-        for (key, version) in &self.entries {
-            bytes.extend_from_slice(format!("{version} {}\n", key.len()).as_bytes());
+        for (key, Stamp { version, nonce }) in &self.entries {
+            let head = format!("{version} {nonce:016x} {}\n", key.len());
+            bytes.extend_from_slice(head.as_bytes());
             bytes.extend_from_slice(key);
             bytes.push(b'\n');
         }
@@ -229,12 +253,14 @@ impl List {
         let mut entries = BTreeMap::new();
         for _ in 0..n {
             let (head, after) = line(rest)?;
-            let (version, len) = head.split_once(' ')?;
-            let len: usize = len.parse().ok()?;
+            let mut words = head.split(' ');
+            let version = words.next()?.parse().ok()?;
+            let nonce = u64::from_str_radix(words.next()?, 16).ok()?;
+            let len: usize = words.next()?.parse().ok()?;
             if len > KEY_BYTES_MAX || after.len() <= len || after[len] != b'\n' {
                 return None;
             }
-            entries.insert(Key::copy(&after[..len]), version.parse().ok()?);
+            entries.insert(Key::copy(&after[..len]), Stamp { version, nonce });
             rest = &after[len + 1..];
         }
         let list = List { version, nonce, entries };
@@ -324,7 +350,7 @@ impl Catalog {
         }
         match (self.list.get(key), known) {
             (None, None) => Lookup::Absent(self.until),
-            (Some(version), Some(record)) if record.version < version => Lookup::Stale(known),
+            (Some(listed), Some(record)) if !record.stamp().covers(&listed) => Lookup::Stale(known),
             (Some(_), None) => Lookup::Stale(None),
             (_, Some(record)) => Lookup::Record(record, self.until),
         }
@@ -391,7 +417,7 @@ impl Catalog {
     /// asked.
     pub fn stale(&self, all: bool) -> impl Iterator<Item = &Key> {
         let stale = move |(key, record): &(&Key, &Record)| {
-            all || self.list.get(key).is_some_and(|version| version > record.version)
+            all || self.list.get(key).is_some_and(|listed| !record.stamp().covers(&listed))
         };
         self.records.iter().filter(stale).map(|(key, _)| key)
     }
@@ -402,10 +428,10 @@ impl Catalog {
         !self.records.is_empty()
     }
 
-    /// Whether the list that is in force shows at least this version of the record of `key`.
+    /// Whether the list that is in force shows this record of `key`, or a newer one.
     #[must_use]
-    pub fn is_published(&self, key: &Key, version: u64) -> bool {
-        self.list.get(key).is_some_and(|listed| listed >= version)
+    pub fn is_published(&self, key: &Key, stamp: Stamp) -> bool {
+        self.list.get(key).is_some_and(|listed| listed.covers(&stamp))
     }
 
     /// When the lease ends.
@@ -436,7 +462,8 @@ mod tests {
         ) {
             let mut list = List::default();
             for (i, key) in keys.iter().enumerate() {
-                list = list.with(i as u64, &Key::copy(key), i as u64, 64).unwrap();
+                let stamp = Stamp { version: i as u64, nonce: u64::MAX - i as u64 };
+                list = list.with(i as u64, &Key::copy(key), stamp, 64).unwrap();
             }
             prop_assert_eq!(List::parse(&list.encode()), Some(list.clone()));
             let mut cut = list.encode();
@@ -464,9 +491,10 @@ mod tests {
     #[test]
     fn a_full_list_takes_no_other_key_and_still_changes_those_it_has() {
         let (a, b) = (Key::from("a"), Key::from("b"));
-        let list = List::default().with(1, &a, 1, 1).unwrap();
-        assert_eq!(list.with(2, &b, 1, 1), None);
-        assert_eq!(list.with(2, &a, 5, 1).unwrap().get(&a), Some(5));
+        let [first, second] = [1, 5].map(|version| Stamp { version, nonce: 9 });
+        let list = List::default().with(1, &a, first, 1).unwrap();
+        assert_eq!(list.with(2, &b, first, 1), None);
+        assert_eq!(list.with(2, &a, second, 1).unwrap().get(&a), Some(second));
         assert!(list.without(3, &a).is_empty());
     }
 
@@ -490,13 +518,13 @@ mod tests {
         let key = Key::from("k");
         let first = Record::first(1).with(2, "salt", Some("a"));
         let second = first.with(3, "salt", Some("b"));
-        let list = List::default().with(1, &key, first.version, 9).unwrap();
+        let list = List::default().with(1, &key, first.stamp(), 9).unwrap();
         assert!(!catalog.handle_root(at(0), list.root()), "the list is to be read");
         catalog.handle_list(at(0), list.root(), list.clone());
         assert_eq!(catalog.lookup(at(1), &key), Lookup::Stale(None));
         assert!(catalog.handle_record(&key, first.clone()));
         assert_eq!(catalog.lookup(at(1), &key), Lookup::Record(&first, at(1000)));
-        let list = list.with(2, &key, second.version, 9).unwrap();
+        let list = list.with(2, &key, second.stamp(), 9).unwrap();
         catalog.handle_list(at(10), list.root(), list);
         assert_eq!(catalog.lookup(at(11), &key), Lookup::Stale(Some(&first)));
         assert_eq!(catalog.stale(false).count(), 1);
@@ -510,8 +538,8 @@ mod tests {
         let mut catalog = Catalog::new(TIMING);
         let key = Key::from("k");
         let record = Record::first(1).with(2, "salt", Some("a"));
-        let old = List::default().with(1, &Key::from("x"), 1, 9).unwrap();
-        let new = old.with(2, &key, record.version, 9).unwrap();
+        let old = List::default().with(1, &Key::from("x"), Stamp::default(), 9).unwrap();
+        let new = old.with(2, &key, record.stamp(), 9).unwrap();
         catalog.handle_list(at(0), new.root(), new);
         catalog.handle_record(&key, record.clone());
         assert!(!catalog.handle_root(at(5), old.root()));
@@ -520,9 +548,26 @@ mod tests {
     }
 
     #[test]
+    fn a_version_that_is_given_again_is_another_record() {
+        let mut catalog = Catalog::new(TIMING);
+        let key = Key::from("k");
+        let lost = Record::first(1).with(2, "salt", Some("a"));
+        let again = Record::first(1).with(3, "salt", Some("b"));
+        let list = List::default().with(1, &key, lost.stamp(), 9).unwrap();
+        catalog.handle_list(at(0), list.root(), list.clone());
+        catalog.handle_record(&key, lost);
+        assert!(!catalog.is_published(&key, again.stamp()));
+        let list = list.with(2, &key, again.stamp(), 9).unwrap();
+        catalog.handle_list(at(5), list.root(), list);
+        assert!(matches!(catalog.lookup(at(6), &key), Lookup::Stale(Some(_))));
+        assert!(catalog.handle_record(&key, again.clone()));
+        assert_eq!(catalog.lookup(at(6), &key), Lookup::Record(&again, at(1005)));
+    }
+
+    #[test]
     fn a_list_older_than_its_root_renews_nothing() {
         let mut catalog = Catalog::new(TIMING);
-        let list = List::default().with(1, &Key::from("x"), 1, 9).unwrap();
+        let list = List::default().with(1, &Key::from("x"), Stamp::default(), 9).unwrap();
         catalog.handle_list(at(0), Root { version: 5, nonce: 1 }, list);
         assert_eq!(catalog.lookup(at(1), &Key::from("k")), Lookup::Lapsed(None));
     }

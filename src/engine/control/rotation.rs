@@ -110,30 +110,37 @@ pub enum Step {
     Forget(Gen),
 }
 
+/// Since when, by id and seed: a registry that has lost a change gives the id again.
+type Since = BTreeMap<(u32, u32), Tick>;
+
+fn name(of: &Gen) -> (u32, u32) {
+    (of.id, of.seed)
+}
+
 /// How long this process has seen what a record says published.
 #[derive(Clone, Debug, Default)]
 pub struct Watch {
-    announced: Option<(u32, Tick)>,
-    draining: BTreeMap<u32, Tick>,
-    buried: BTreeMap<u32, Tick>,
-    swept: BTreeMap<u32, Tick>,
+    announced: Option<(Gen, Tick)>,
+    draining: Since,
+    buried: Since,
+    swept: Since,
 }
 
 impl Watch {
     /// `salt` is the record that was published, at the latest at `at`.
     pub fn see(&mut self, at: Tick, salt: &Salt) {
-        let known = self.announced.filter(|(id, _)| salt.next.is_some_and(|n| n.id == *id));
-        self.announced = known.or_else(|| salt.next.map(|n| (n.id, at)));
-        let ids: Vec<u32> = salt.drain.iter().map(|g| g.id).collect();
-        keep(&mut self.draining, &ids, at);
-        let ids: Vec<u32> = salt.graves.iter().map(|g| g.slots.id).collect();
-        keep(&mut self.buried, &ids, at);
-        keep(&mut self.swept, &ids, at);
+        let known = self.announced.filter(|(of, _)| salt.next == Some(*of));
+        self.announced = known.or_else(|| salt.next.map(|of| (of, at)));
+        let names: Vec<_> = salt.drain.iter().map(name).collect();
+        keep(&mut self.draining, &names, at);
+        let names: Vec<_> = salt.graves.iter().map(|g| name(&g.slots)).collect();
+        keep(&mut self.buried, &names, at);
+        keep(&mut self.swept, &names, at);
     }
 
     /// A retired generation was compared with what is in its slots.
-    pub fn swept(&mut self, id: u32, at: Tick) {
-        self.swept.insert(id, at);
+    pub fn swept(&mut self, of: &Gen, at: Tick) {
+        self.swept.insert(name(of), at);
     }
 
     /// The next step. `patience` is added to every wait by a process that did not begin the
@@ -158,7 +165,7 @@ impl Watch {
         }
         if let Some(g) = salt.drain.first() {
             let wait = if waits.seal { waits.readers } else { waits.writers };
-            if ripe(self.draining.get(&g.id), wait) {
+            if ripe(self.draining.get(&name(g)), wait) {
                 return Step::Retire(*g);
             }
         }
@@ -169,7 +176,7 @@ impl Watch {
             return Step::Switch;
         }
         for grave in &salt.graves {
-            let id = grave.slots.id;
+            let id = name(&grave.slots);
             // What is deleted is compared one last time.
             let over = ripe(self.buried.get(&id), waits.grave);
             if grave.is_swept() && ripe(self.swept.get(&id), waits.sweep) {
@@ -184,10 +191,10 @@ impl Watch {
 }
 
 /// Remembers since when each of `ids` is there.
-fn keep(since: &mut BTreeMap<u32, Tick>, ids: &[u32], at: Tick) {
-    since.retain(|id, _| ids.contains(id));
-    for id in ids {
-        since.entry(*id).or_insert(at);
+fn keep(since: &mut Since, names: &[(u32, u32)], at: Tick) {
+    since.retain(|name, _| names.contains(name));
+    for name in names {
+        since.entry(*name).or_insert(at);
     }
 }
 
@@ -281,7 +288,7 @@ mod tests {
         watch.see(at(5400), &salt);
         let old = salt.graves.iter().find(|g| g.slots.id == 1).unwrap().slots;
         assert_eq!(next(&watch, 5900, &salt, want, &WAITS), Step::Sweep(old));
-        watch.swept(1, at(14_390));
+        watch.swept(&old, at(14_390));
         assert_eq!(next(&watch, 14_400, &salt, want, &WAITS), Step::Forget(salt.graves[0].slots));
     }
 
