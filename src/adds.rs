@@ -217,6 +217,9 @@ tallies! {
     sums_cached,
     /// Sums that were asked of the store, or joined a load that was.
     sums_loaded,
+    /// Sums of counters that only grow which were less than one shown before: the store has lost
+    /// something, or a load that began earlier ended later. The greater one was shown.
+    sums_regressed,
     /// Flushes of buffered counters that were sent.
     flushes,
     /// Those that were not stored, or not known to be; what they carried stays in the buffer.
@@ -244,12 +247,20 @@ pub(crate) struct Cell {
     pub(crate) key: Key,
     pub(crate) batches: Mutex<Batches>,
     pub(crate) known: Mutex<Known>,
+    /// Adds that were sent, and the writes that carried them, where counters may be salted.
+    pub(crate) weight: [AtomicU64; 2],
 }
 
 impl Cell {
     pub(crate) fn new(hash: u64, key: Key) -> Arc<Cell> {
         let (batches, known) = (Mutex::new(Batches::default()), Mutex::new(Known::default()));
-        Arc::new(Cell { hash, key, batches, known })
+        Arc::new(Cell { hash, key, batches, known, weight: Default::default() })
+    }
+
+    /// One write that carries so many adds is sent.
+    pub(crate) fn weigh(&self, adds: u64) {
+        count(&self.weight[0], adds);
+        count(&self.weight[1], 1);
     }
 }
 
@@ -350,6 +361,12 @@ impl Counters {
         // The tasks that still flush hold their own buffer.
         let left = std::mem::take(&mut self.buffers.lock().by_key);
         drop(left);
+    }
+
+    /// The place of one counter, if it has one.
+    pub(crate) fn known_cell(&self, hash: u64, key: &[u8]) -> Option<Arc<Cell>> {
+        let stripe = self.stripes[(hash >> 20) as usize & (STRIPES - 1)].lock();
+        stripe.find(hash, |c| c.hash == hash && *c.key == *key).cloned()
     }
 
     /// The place of one counter. Where the table is full of counters in use, a place of its own:

@@ -140,12 +140,16 @@ fn job(mut ticket: Ticket) -> BoxFuture<'static, ()> {
 /// One `add` of the store, its panic and its silence turned into errors of unknown outcome.
 async fn send(shared: &Arc<Shared>, cell: &Arc<Cell>, amount: i64, adds: u64) -> Result<()> {
     shared.admit(cell.hash, &cell.key, None)?;
-    let add = shared.store.clone().add(cell.key.clone(), amount);
-    let answer = bounded(shared, shared.options.loads.timeout, call::catch(add)).await;
-    let answer = match answer {
-        Some(Ok(answer)) => answer.map(drop),
-        Some(Err(panic)) => Err(panic.with_outcome(Outcome::Unknown)),
-        None => Err(Error::unknown(ErrorKind::Timeout, "the store did not answer in time")),
+    let answer = match &shared.salted {
+        Some(salted) => salted.add(shared, cell, (amount, adds)).await,
+        None => {
+            let add = shared.store.clone().add(cell.key.clone(), amount);
+            match bounded(shared, shared.options.loads.timeout, call::catch(add)).await {
+                Some(Ok(answer)) => answer.map(drop),
+                Some(Err(panic)) => Err(panic.with_outcome(Outcome::Unknown)),
+                None => Err(Error::unknown(ErrorKind::Timeout, "the store did not answer in time")),
+            }
+        }
     };
     if answer.as_ref().is_err_and(Error::is_unknown) {
         count(&shared.counters.tallies.adds_unknown, adds);
@@ -249,7 +253,7 @@ fn alone(shared: Arc<Shared>, cell: Arc<Cell>, amount: i64) -> BoxFuture<'static
     count(&shared.counters.tallies.bypassed, 1);
     Box::pin(async move {
         let slot = shared.begin_write(cell.hash, &cell.key);
-        let guard = WriteGuard { shared: &shared, cell: &cell, slot: Some(slot) };
+        let guard = WriteGuard::new(&shared, &cell, slot);
         count(&shared.counters.tallies.adds, 1);
         count(&shared.counters.tallies.batches, 1);
         let outcome = send(&shared, &cell, amount, 1).await;
@@ -258,14 +262,23 @@ fn alone(shared: Arc<Shared>, cell: Arc<Cell>, amount: i64) -> BoxFuture<'static
     })
 }
 
-struct WriteGuard<'a> {
+/// A write under way; dropped, it is of unknown outcome.
+pub(crate) struct WriteGuard<'a> {
     shared: &'a Arc<Shared>,
     cell: &'a Arc<Cell>,
     slot: Option<WriteSlot>,
 }
 
-impl WriteGuard<'_> {
-    fn end(mut self, outcome: Option<Outcome>) {
+impl<'a> WriteGuard<'a> {
+    pub(crate) fn new(
+        shared: &'a Arc<Shared>,
+        cell: &'a Arc<Cell>,
+        slot: WriteSlot,
+    ) -> WriteGuard<'a> {
+        WriteGuard { shared, cell, slot: Some(slot) }
+    }
+
+    pub(crate) fn end(mut self, outcome: Option<Outcome>) {
         self.close(outcome);
     }
 

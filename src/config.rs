@@ -8,6 +8,7 @@ use crate::engine::data::near::Policy;
 use crate::error::{Error, Result};
 use crate::heatsink::Heatsink;
 use crate::runtime::{self, Runtime};
+use crate::salt::Salt;
 use crate::shed::guard::Guard;
 use crate::shed::options::{Admission, Bulkhead, Retries};
 use crate::store::{DynStore, Store};
@@ -343,6 +344,7 @@ pub(crate) struct Options {
     pub(crate) near: NearCache,
     pub(crate) loads: Loads,
     pub(crate) adds: Adds,
+    pub(crate) salt: Option<Salt>,
     pub(crate) policy: Policy,
     pub(crate) steering: steering::Options,
     pub(crate) admission: Option<Admission>,
@@ -371,6 +373,7 @@ pub struct Builder {
     loads: Loads,
     detect: Detect,
     adds: Adds,
+    salt: Option<Salt>,
     admission: Option<Admission>,
     retries: Option<Retries>,
     bulkhead: Option<Bulkhead>,
@@ -387,6 +390,7 @@ impl Builder {
             loads: Loads::default(),
             detect: Detect::default(),
             adds: Adds::default(),
+            salt: None,
             admission: None,
             retries: None,
             bulkhead: None,
@@ -445,6 +449,12 @@ impl Builder {
         self
     }
 
+    /// Spreads counters whose writers are too many over slots. Default: none is.
+    pub fn salt(mut self, salt: Salt) -> Builder {
+        self.salt = Some(salt);
+        self
+    }
+
     /// The seed of all randomness, for tests. Default: differs from process to process.
     pub fn seed(mut self, seed: u64) -> Builder {
         self.seed = Some(seed);
@@ -466,6 +476,7 @@ impl Builder {
         self.near.check()?;
         self.detect.check()?;
         self.adds.check()?;
+        self.salt.as_ref().map_or(Ok(()), |salt| salt.check(&self.store.capability()))?;
         self.admission.as_ref().map_or(Ok(()), Admission::check)?;
         self.retries.as_ref().map_or(Ok(()), Retries::check)?;
         self.bulkhead.as_ref().map_or(Ok(()), Bulkhead::check)?;
@@ -497,6 +508,7 @@ impl Builder {
             near: self.near,
             loads: self.loads,
             adds: self.adds,
+            salt: self.salt,
             admission: self.admission,
             guard,
             seed,

@@ -1,11 +1,13 @@
 //! The operator's surface: what is treated, by whose word, and why.
 
 use crate::engine::control::operator::{DENIED_MAX, Full, Operator, SCHEDULES_MAX, Scheduled};
+use crate::engine::control::salt::SLOTS_MAX;
 use crate::engine::control::treat::Treatment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::explain::{CachedValue, Explanation};
 use crate::heatsink::Heatsink;
 use crate::key::{KEY_BYTES_MAX, Key};
+use crate::salt::Salted;
 use crate::shared::Shared;
 use std::time::Duration;
 
@@ -30,13 +32,15 @@ pub struct Schedule {
     prefix: Option<Key>,
     starts_in: Duration,
     lasts: Duration,
+    slots: Option<u32>,
 }
 
 impl Schedule {
     /// Treats `keys` whatever their traffic.
     pub fn keys<K: AsRef<[u8]>>(keys: impl IntoIterator<Item = K>) -> Schedule {
         let keys = keys.into_iter().map(|k| Key::copy(k.as_ref())).collect();
-        Schedule { keys, prefix: None, starts_in: Duration::ZERO, lasts: Duration::MAX }
+        let (starts_in, lasts) = (Duration::ZERO, Duration::MAX);
+        Schedule { keys, prefix: None, starts_in, lasts, slots: None }
     }
 
     /// Treats keys that begin with `prefix` as soon as their traffic comes within reach of the
@@ -44,6 +48,13 @@ impl Schedule {
     pub fn prefix(prefix: impl AsRef<[u8]>) -> Schedule {
         let prefix = Some(Key::copy(prefix.as_ref()));
         Schedule { prefix, ..Schedule::keys([[0; 0]; 0]) }
+    }
+
+    /// Salts the keys, which are counters, in place of caching them: before the push goes out. They
+    /// go back to one place at the end. Not for a prefix.
+    pub fn salted(mut self, slots: u32) -> Schedule {
+        self.slots = Some(slots);
+        self
     }
 
     /// Starts later. Default: now.
@@ -104,6 +115,9 @@ impl<'a> Control<'a> {
         keys: impl IntoIterator<Item = K>,
         treatment: Treatment,
     ) -> Result<()> {
+        if let Treatment::Salt { slots } = treatment {
+            return self.pin_salted(keys, slots);
+        }
         if treatment != Treatment::Near {
             let text =
                 format!("a pin to {treatment} is not acted on in this version; pin to near()");
@@ -115,9 +129,37 @@ impl<'a> Control<'a> {
         self.steer(|operator| operator.pin(now, keys, treatment)).map_err(|full| refused(full, max))
     }
 
-    /// Takes a pin back; whether there was one.
+    /// Salts counters before, or whatever, their traffic. In force when the fleet knows of it:
+    /// after a lease, see [`explain`](Control::explain).
+    fn pin_salted<K: AsRef<[u8]>>(
+        &self,
+        keys: impl IntoIterator<Item = K>,
+        slots: u32,
+    ) -> Result<()> {
+        let (salted, slots) = (self.salted()?, slot_count(slots)?);
+        for key in keys {
+            check_len(key.as_ref())?;
+            salted.pin(self.0.shared(), &Key::copy(key.as_ref()), Some(slots));
+        }
+        Ok(())
+    }
+
+    fn salted(&self) -> Result<&Salted> {
+        self.shared().salted.as_deref().ok_or_else(|| {
+            let text = "salting is not switched on: pass a Salt to Builder::salt";
+            Error::not_applied(ErrorKind::Unsupported, text)
+        })
+    }
+
+    /// Takes a pin back; whether there was one. A counter that was pinned to slots goes back to
+    /// one place.
     pub fn unpin(&self, key: impl AsRef<[u8]>) -> bool {
-        self.steer(|operator| operator.unpin(&Key::copy(key.as_ref())))
+        let unsalted = self
+            .shared()
+            .salted
+            .as_ref()
+            .is_some_and(|salted| salted.pin(self.0.shared(), &Key::copy(key.as_ref()), None));
+        unsalted | self.steer(|operator| operator.unpin(&Key::copy(key.as_ref())))
     }
 
     /// Never treats `key`, whatever its traffic and whoever pinned it.
@@ -143,6 +185,16 @@ impl<'a> Control<'a> {
     /// be pinned and scheduled than [`NearCache::keys_max`](crate::NearCache::keys_max).
     pub fn schedule(&self, schedule: Schedule) -> Result<u64> {
         let shared = self.shared();
+        if let Some(slots) = schedule.slots {
+            let salted = self.salted()?;
+            if schedule.prefix.is_some() {
+                let text = "a schedule of salted counters names keys, not a prefix";
+                return Err(Error::not_applied(ErrorKind::Unsupported, text));
+            }
+            schedule.keys.iter().try_for_each(|key| check_len(key))?;
+            let what = (schedule.keys, slot_count(slots)?);
+            return salted.schedule(shared, what, schedule.starts_in, schedule.lasts);
+        }
         let now = shared.clock.now();
         let from = now.after(schedule.starts_in);
         let until = from.after(schedule.lasts);
@@ -161,7 +213,9 @@ impl<'a> Control<'a> {
     /// Takes a schedule back; whether it was there still.
     #[expect(clippy::must_use_candidate, reason = "taking back is what it is called for")]
     pub fn cancel(&self, schedule: u64) -> bool {
-        self.steer(|operator| operator.cancel(schedule))
+        let salted = self.shared().salted.as_ref();
+        salted.is_some_and(|salted| salted.cancel(self.0.shared(), schedule))
+            || self.steer(|operator| operator.cancel(schedule))
     }
 
     fn with_hashes(&self, keys: Vec<Key>) -> Result<Vec<(Key, u64)>> {
@@ -224,8 +278,10 @@ impl Explanation {
             })
         });
         let (writes_active, until) = shared.writes_of(hash, key);
+        let salting = shared.salted.as_ref().and_then(|salted| salted.salting(shared, &owned));
         Explanation {
             key: owned,
+            salting,
             treatment: cell.map(|_| Treatment::Near),
             rule,
             hot,
@@ -236,6 +292,12 @@ impl Explanation {
             shard: shared.store.shard_of(key),
         }
     }
+}
+
+fn slot_count(slots: u32) -> Result<u16> {
+    let slots = u16::try_from(slots).ok().filter(|k| (1..=SLOTS_MAX).contains(k));
+    let text = "a counter has 1 to 1024 slots";
+    slots.ok_or_else(|| Error::not_applied(ErrorKind::Limit, text))
 }
 
 fn check_len(key: &[u8]) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use crate::adds::{self, AddStats, Cell, count};
 use crate::batch;
+use crate::engine::control::rotation::Want;
 use crate::engine::data::approx;
 use crate::error::{Error, ErrorKind, Result};
 use crate::heatsink::Heatsink;
@@ -9,6 +10,7 @@ use crate::key::Key;
 use crate::names::Part;
 use crate::read::From;
 use crate::runtime::BoxFuture;
+use crate::salt::{self, Counted, Redelivery, SaltStats};
 use crate::sample::Seen;
 use crate::shared::Loaded;
 use crate::store::{DynStore, Stored};
@@ -86,6 +88,12 @@ impl Heatsink {
     #[must_use]
     pub fn add_stats(&self) -> AddStats {
         self.shared().counters.tallies.read()
+    }
+
+    /// Plain numbers about the salted counters of this instance.
+    #[must_use]
+    pub fn salt_stats(&self) -> SaltStats {
+        self.shared().salted.as_ref().map(|salted| salted.stats()).unwrap_or_default()
     }
 
     /// The sum of the counter of `cell`, from memory if it is younger than `max_age`, else by one
@@ -205,8 +213,116 @@ impl Counter {
     /// As [`sum`](Counter::sum).
     pub async fn sum_with(&self, max_age: Duration) -> Result<Sum> {
         let (store, key) = (self.hs.shared().store.clone(), self.cell.key.clone());
-        let load = move || -> BoxFuture<'static, _> { Box::pin(load_integer(store, key)) };
+        let shared = self.hs.shared().clone();
+        let load = move || -> BoxFuture<'static, _> {
+            Box::pin(async move {
+                match &shared.salted {
+                    Some(salted) => salted.sum(&shared, &key).await,
+                    None => load_integer(store, key).await,
+                }
+            })
+        };
         self.hs.sum_of(&self.cell, Part::Sum, max_age, load).await
+    }
+}
+
+impl Counter {
+    /// Adds `n` once, however often the event with this `id` is delivered: by this process or
+    /// another, before or after the counter is [salted](crate::Salt). The id chooses the slot, so
+    /// events do not combine.
+    ///
+    /// # Cost
+    /// Store operations: 1; and for a salted counter 1 more for each older generation of slots that
+    /// is still kept.
+    ///
+    /// # Cancel safety
+    /// A dropped event may have been counted; delivered again, it counts once.
+    ///
+    /// # Errors
+    /// [`Unsupported`](ErrorKind::Unsupported) where the store cannot
+    /// [`add_once`](crate::Store::add_once); choose what to do without it with
+    /// [`add_event_with`](Counter::add_event_with). Those of the store; after one of unknown
+    /// outcome, deliver the event again.
+    ///
+    /// # Example
+    /// ```
+    /// # use heatsink::{Counted, Heatsink, store::MemoryStore};
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let hs = Heatsink::new(MemoryStore::new(8))?;
+    /// let likes = hs.counter("post:9:likes");
+    /// assert_eq!(likes.add_event("like:41", 1).await?, Counted::Now);
+    /// assert_eq!(likes.add_event("like:41", 1).await?, Counted::Before);
+    /// assert_eq!(likes.sum().await?.total(), 1);
+    /// # Ok::<(), heatsink::Error>(()) }).unwrap();
+    /// ```
+    pub async fn add_event(&self, id: impl AsRef<[u8]>, n: i64) -> Result<Counted> {
+        self.add_event_with(id, n, Redelivery::CountsOnce).await
+    }
+
+    /// Like [`add_event`](Counter::add_event), with what becomes of a second delivery.
+    ///
+    /// # Cancel safety
+    /// A dropped event counts as of unknown outcome.
+    ///
+    /// # Errors
+    /// As [`add_event`](Counter::add_event); [`Error::outcome`] says whether it may have been
+    /// counted.
+    pub async fn add_event_with(
+        &self,
+        id: impl AsRef<[u8]>,
+        n: i64,
+        redelivery: Redelivery,
+    ) -> Result<Counted> {
+        let shared = self.hs.shared();
+        self.hs.sampled(self.hs.observe(1), &self.cell.key, Seen::Write);
+        adds::check_key(&self.cell.key)?;
+        adds::check_key(id.as_ref())?;
+        let event = (Key::copy(id.as_ref()), n);
+        let slot = shared.begin_write(self.cell.hash, &self.cell.key);
+        let guard = batch::WriteGuard::new(shared, &self.cell, slot);
+        let answer = salt::add_event(shared, &self.cell, event, redelivery).await;
+        guard.end(answer.as_ref().err().map(Error::outcome));
+        answer.map_err(|e| e.with_key(&self.cell.key))
+    }
+
+    /// Starts the count again from zero: what was acknowledged before the call is taken off, what
+    /// comes later stays.
+    ///
+    /// # Cost
+    /// Store operations: a sum and a write.
+    ///
+    /// # Cancel safety
+    /// A dropped reset may have been applied.
+    ///
+    /// # Errors
+    /// Those of the store; [`Unsupported`](ErrorKind::Unsupported) where it has no
+    /// [`compare_and_set`](crate::Capability::compare_and_set);
+    /// [`Store`](ErrorKind::Store) when the counter changes faster than it can be reset, which a
+    /// salted one does not.
+    pub async fn reset(&self) -> Result<()> {
+        let shared = self.hs.shared();
+        adds::check_key(&self.cell.key)?;
+        let slot = shared.begin_write(self.cell.hash, &self.cell.key);
+        let guard = batch::WriteGuard::new(shared, &self.cell, slot);
+        let answer = salt::reset(shared, &self.cell.key).await;
+        guard.end(answer.as_ref().err().map(Error::outcome));
+        self.cell.known.lock().forget();
+        answer.map_err(|e| e.with_key(&self.cell.key))
+    }
+
+    /// Starts the count again from zero, and lets the slots of a salted counter go. The bare key
+    /// stays: somebody may add to it at any time.
+    ///
+    /// # Cost, Cancel safety, Errors
+    /// As [`reset`](Counter::reset).
+    #[expect(clippy::missing_errors_doc, reason = "the heading names three")]
+    pub async fn delete(&self) -> Result<()> {
+        self.reset().await?;
+        let shared = self.hs.shared();
+        if let Some(salted) = &shared.salted {
+            salted.want(shared, &self.cell.key, Want::Home, false);
+        }
+        Ok(())
     }
 }
 
@@ -304,7 +420,8 @@ impl Approximate {
 /// A counter that only grows. Made by [`Heatsink::grow_only`].
 ///
 /// Its sums never go backwards within a process, whichever load ends first and whatever a replica
-/// or a restored backup says, for as long as a handle of the key is kept or the process uses no
+/// or a restored backup says; what had gone backwards is counted in
+/// [`AddStats::sums_regressed`](crate::AddStats::sums_regressed). That holds for as long as a handle of the key is kept or the process uses no
 /// more than 65,536 counters.
 ///
 /// # Example
@@ -359,6 +476,10 @@ impl GrowOnly {
     }
 
     fn raised(&self, sum: Sum) -> Sum {
-        Sum { total: self.0.cell.known.lock().raise(sum.total), ..sum }
+        let total = self.0.cell.known.lock().raise(sum.total);
+        if total > sum.total {
+            count(&self.0.hs.shared().counters.tallies.sums_regressed, 1);
+        }
+        Sum { total, ..sum }
     }
 }

@@ -162,6 +162,9 @@ impl Driver {
         let now = shared.clock.now();
         self.steer(&shared, now);
         self.watch_for_suspend(&shared);
+        if let Some(salted) = &shared.salted {
+            salted.turn(&shared);
+        }
         if now.since(self.swept) >= SWEEP {
             self.swept = now;
             shared.time_out();

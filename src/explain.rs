@@ -5,6 +5,7 @@ use crate::engine::control::treat::Treatment;
 use crate::engine::control::verdict::Explanation as Detected;
 use crate::engine::data::near::Freshness;
 use crate::key::Key;
+use crate::salt::Salting;
 use std::fmt;
 use std::time::Duration;
 
@@ -50,6 +51,8 @@ pub struct Explanation {
     pub uncacheable_for: Duration,
     /// The shard that owns it, where the store knows.
     pub shard: Option<u32>,
+    /// Over which slots it is spread, for a salted counter.
+    pub salting: Option<Salting>,
 }
 
 /// One line of the table.
@@ -66,6 +69,9 @@ impl fmt::Display for Explanation {
         }
         self.write_traffic(f)?;
         self.write_state(f)?;
+        if let Some(salting) = &self.salting {
+            fact(f, "slots", format_args!("{salting}"))?;
+        }
         let Some(hot) = &self.hot else { return Ok(()) };
         for advice in [hot.reads_advice, hot.writes_advice].into_iter().flatten() {
             fact(f, "advice", format_args!("{advice}"))?;

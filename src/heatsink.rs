@@ -10,6 +10,7 @@ use crate::explain::Explanation;
 use crate::key::Key;
 use crate::read::{From, JoinAll, Loadable, Read, within};
 use crate::runtime::{BoxFuture, Runtime};
+use crate::salt;
 use crate::sample::Seen;
 use crate::shared::{Begin, Loaded, Shared};
 use crate::stats::Stats;
@@ -148,7 +149,9 @@ impl Heatsink {
                 continue;
             }
             let (hash, key) = (shared.hash(key), Key::copy(key));
-            let begun = if Shared::untracked(&key) {
+            let begun = if let Some(error) = salt::refused(shared, &key, "sum") {
+                Err(error)
+            } else if Shared::untracked(&key) {
                 Ok(Begin::Bypass)
             } else {
                 shared.begin(hash, &key, None, false)
@@ -460,6 +463,11 @@ impl Heatsink {
     ) -> BoxFuture<'static, Result<Value>> {
         let (this, hash, key) = (self.clone(), self.0.shared.hash(key), Key::copy(key));
         let runtime = self.0.shared.runtime.clone();
+        let refused =
+            if from.is_loader() { None } else { salt::refused(&self.0.shared, &key, "sum") };
+        if let Some(error) = refused {
+            return Box::pin(std::future::ready(Err(error)));
+        }
         let from = from.of(read.tenant);
         Box::pin(within(runtime, read.deadline, async move {
             this.join_or_lead((hash, key), read.max_age, from, due).await

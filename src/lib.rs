@@ -8,6 +8,7 @@
 //! - [`Admission`], [`Retries`], [`Bulkhead`]: shedding what is left; off unless asked for.
 //! - [`Limiter`]: a limit that many processes share.
 //! - [`store`]: what heatsink needs from a store, and the embedded one.
+//! - [`Salt`]: counters spread over slots that grow and shrink; [`Registry`]: where that is written.
 //! - [`HotList`]: who is hot; [`Control`]: pins, denials, schedules, [`Explanation`]; [`Stats`]:
 //!   plain numbers.
 //! - `feed` (feature `feed`): one hot list for the processes of a host and of a fleet.
@@ -57,7 +58,9 @@ pub mod key;
 mod lanes;
 mod names;
 mod read;
+mod registry;
 pub mod runtime;
+mod salt;
 mod sample;
 mod shared;
 mod shed;
@@ -92,6 +95,11 @@ pub use hotlist::HotListChanges;
 pub use key::Key;
 pub use lanes::Parts;
 pub use read::{IntoStored, Loadable, Read};
+pub use registry::Registry;
+pub use salt::{Counted, Redelivery, Salt, SaltStats, Salting};
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub use salt::{SaltMutant, record_name, slot_name};
 pub use shed::ShedStats;
 pub use shed::limit::{Limit, Limiter};
 pub use shed::options::{Admission, Bulkhead, Retries};

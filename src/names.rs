@@ -5,6 +5,7 @@
 //! there to be spread, have one each. The prefix `{hs:` is
 //! reserved: a key of the user's that begins with it could collide.
 
+use crate::engine::control::salt::{Gen, Kind, Slot, fnv1a_64, mix};
 use crate::key::Key;
 
 /// What a physical name stands for.
@@ -20,6 +21,8 @@ pub(crate) enum Part {
     Lane { generation: u64, lane: usize },
     /// What a recount has found the lanes to be short of.
     Correction,
+    /// Over which names the key is spread.
+    Record,
     /// The record of a stock.
     Stock,
     /// Never stored: the flight that reads all buckets of a stock.
@@ -48,6 +51,7 @@ impl Part {
                 format!("{{hs:{tag:016x}}}lane.{generation}.{lane}:")
             }
             Part::Correction => format!("{{hs:{tag:016x}}}fix:"),
+            Part::Record => format!("{{hs:{tag:016x}}}record:"),
             Part::Stock => format!("{{hs:{tag:016x}}}stock:"),
             Part::StockLook => format!("{{hs:{tag:016x}}}look:"),
             Part::Bucket { seed, bucket } => {
@@ -70,18 +74,30 @@ pub(crate) fn user_key(name: &[u8]) -> &[u8] {
     head.map_or(name, |head| &rest[head + 1..])
 }
 
-/// 64-bit FNV-1a.
-fn fnv1a_64(bytes: &[u8]) -> u64 {
-    bytes
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
+/// The list of all keys that have a record.
+pub(crate) fn list() -> Key {
+    Key::from("{hs:registry}list")
 }
 
-/// The finaliser of splitmix64: FNV's low bits alone are weak.
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+/// Which list is in force.
+pub(crate) fn root() -> Key {
+    Key::from("{hs:registry}root")
+}
+
+/// Where one slot of a salted counter is kept: in a hash slot of its own, whatever tags the key
+/// holds.
+pub(crate) fn slot(key: &Key, slot: Slot) -> Key {
+    let Slot { of: Gen { id, seed, kind, .. }, index } = slot;
+    let head = match kind {
+        Kind::Home => return key.clone(),
+        Kind::Parity => return Key::from([key, &b"#"[..], index.to_string().as_bytes()].concat()),
+        Kind::Slots => {
+            let of = (u64::from(seed) << 32) | u64::from(id);
+            let tag = mix(mix(fnv1a_64(key) ^ of).wrapping_add(u64::from(index)));
+            format!("{{hs:{tag:016x}}}slot.{id}.{index}:")
+        }
+    };
+    Key::from([head.as_bytes(), key].concat())
 }
 
 #[cfg(test)]
@@ -100,6 +116,7 @@ mod tests {
                 Part::Lane { generation: 1, lane: 10 },
                 Part::Lane { generation: 11, lane: 0 },
                 Part::Correction,
+                Part::Record,
                 Part::Stock,
                 Part::StockLook,
                 Part::Limit,

@@ -20,6 +20,7 @@ use crate::hotlist::Followers;
 use crate::kept;
 use crate::key::Key;
 use crate::runtime::{Clock, Runtime};
+use crate::salt::Salted;
 use crate::sample::{Sampler, Seen};
 use crate::shed::Shed;
 use crate::store::{DynStore, Stored};
@@ -66,6 +67,8 @@ pub(crate) struct Shared {
     /// Those who wait for the next hot list.
     pub(crate) followers: Followers,
     pub(crate) counters: Counters,
+    /// Only where the user asked for it.
+    pub(crate) salted: Option<Box<Salted>>,
     pub(crate) shed: Shed,
     dice: AtomicU64,
     /// How many values were not cached because the hot tier had no room.
@@ -121,6 +124,7 @@ impl Shared {
         let seed = options.seed;
         let steering = options.steering.clone();
         let counters = Counters::new(seed, options.adds.writer.as_deref());
+        let salted = options.salt.as_ref().map(|salt| Box::new(Salted::new(salt, &store)));
         let shed = Shed::new(&options, &clock);
         Shared {
             hot: HotLine { epoch: AtomicU64::new(0), index_until: AtomicU64::new(0) },
@@ -140,6 +144,7 @@ impl Shared {
             steering: parking_lot::Mutex::new(Steering::new(steering, seed)),
             followers: Followers::default(),
             counters,
+            salted,
             shed,
             dice: AtomicU64::new(seed),
             refused_full: AtomicU64::new(0),

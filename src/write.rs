@@ -6,6 +6,7 @@ use crate::error::{Error, ErrorKind, Outcome, Result};
 use crate::heatsink::Heatsink;
 use crate::key::Key;
 use crate::runtime::BoxFuture;
+use crate::salt;
 use crate::sample::Seen;
 use crate::shared::Shared;
 use crate::shed::options::Tenant;
@@ -116,6 +117,9 @@ impl Heatsink {
         (cost, tenant): (u32, Option<Tenant>),
         send: impl FnOnce(Arc<dyn DynStore>, Key) -> BoxFuture<'static, Result<T>>,
     ) -> Result<T> {
+        if let Some(error) = salt::refused(self.shared(), key, "delete") {
+            return Err(error);
+        }
         self.sampled(self.observe(cost), key, Seen::Write);
         // Before it is announced: a refused write voids nothing.
         self.shared().admit(self.shared().hash(key), key, tenant)?;

@@ -2,6 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "counters/salted.rs"]
+mod salted;
+
 use heatsink::store::memory::{Fault, On, Op};
 use heatsink::store::{MemoryStore, Store};
 use heatsink::testing::SimRuntime;

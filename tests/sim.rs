@@ -6,6 +6,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "sim/salt.rs"]
+mod salt;
+
 use bytes::Bytes;
 use heatsink::engine::time::Tick;
 use heatsink::store::memory::{Fault, On};

@@ -39,6 +39,7 @@ pub(crate) trait DynStore: Send + Sync + 'static {
         ttl: Option<Duration>,
     ) -> BoxFuture<'static, Result<bool>>;
     fn claim_lane(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Stored>>;
+    fn seal(self: Arc<Self>, key: Key, tag: u64) -> BoxFuture<'static, Result<i64>>;
     fn add_once(
         self: Arc<Self>,
         key: Key,
@@ -113,6 +114,23 @@ impl<S: Store> DynStore for S {
 
     fn claim_lane(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Stored>> {
         Box::pin(async move { Store::claim_lane(&*self, &key).await })
+    }
+
+    fn seal(self: Arc<Self>, key: Key, tag: u64) -> BoxFuture<'static, Result<i64>> {
+        Box::pin(async move { Store::seal(&*self, &key, tag).await })
+    }
+
+    fn add_once(
+        self: Arc<Self>,
+        key: Key,
+        id: Key,
+        amount: i64,
+    ) -> BoxFuture<'static, Result<Once>> {
+        Box::pin(async move { Store::add_once(&*self, &key, &id, amount).await })
+    }
+
+    fn poison_once(self: Arc<Self>, key: Key, id: Key) -> BoxFuture<'static, Result<Once>> {
+        Box::pin(async move { Store::poison_once(&*self, &key, &id).await })
     }
 
     fn add(self: Arc<Self>, key: Key, amount: i64) -> BoxFuture<'static, Result<i64>> {

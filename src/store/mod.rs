@@ -60,12 +60,14 @@ pub struct Stored {
     pub ttl_left: Option<Duration>,
     /// The version, where the store has one.
     pub version: Option<Version>,
+    /// It is a counter that is [sealed](Store::seal). Always told where the store can seal.
+    pub sealed: bool,
 }
 
 impl Stored {
     /// A value without expiry and version.
     pub fn new(bytes: impl Into<Bytes>) -> Stored {
-        Stored { bytes: bytes.into(), ttl_left: None, version: None }
+        Stored { bytes: bytes.into(), ttl_left: None, version: None, sealed: false }
     }
 }
 

@@ -18,6 +18,7 @@ mod load;
 mod moves;
 mod node;
 mod proxy;
+mod salted;
 #[path = "../../examples/servers/mod.rs"]
 mod servers;
 #[cfg(feature = "redis-tls")]

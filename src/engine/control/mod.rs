@@ -19,6 +19,10 @@
 //! - [`lanes`]: one writer's absolute total of a counter, and what of it is stored.
 //! - [`leasing`]: a limit that many processes share.
 //! - [`roster`]: who holds which lane.
+//! - [`registry`]: which keys are spread over several names, as one process knows it.
+//! - [`salt`]: a counter in slots, and the one way in which that changes.
+//! - [`rotation`]: which step of that change is due.
+//! - [`sizing`]: how many slots, where they may share a shard.
 //! - [`stock`]: units in buckets, and the work that moves them.
 
 pub mod aggregate;
@@ -33,10 +37,14 @@ pub mod lanes;
 pub mod leasing;
 pub mod merge;
 pub mod operator;
+pub mod registry;
 pub mod reporter;
 pub mod roster;
+pub mod rotation;
+pub mod salt;
 pub mod sampling;
 pub mod shards;
+pub mod sizing;
 pub mod sketch;
 pub mod steering;
 pub mod stock;

@@ -32,6 +32,11 @@ impl Known {
         }
     }
 
+    /// The counter begins again from zero.
+    pub fn forget(&mut self) {
+        *self = Known::default();
+    }
+
     /// What a counter that only grows shows when it was given `total`: never less than before.
     pub fn raise(&mut self, total: i64) -> i64 {
         let shown = self.floor.map_or(total, |floor| floor.max(total));

@@ -44,6 +44,7 @@ impl Entry {
             bytes: self.bytes.clone(),
             ttl_left: self.expires.filter(|_| can.ttl).map(|at| at.since(now)),
             version: Some(self.version).filter(|_| can.version),
+            sealed: self.sealed.is_some(),
         }
     }
 }

@@ -491,7 +491,7 @@ impl Store for RedisStore {
             return Err(answer::unexpected(true).with_key(key));
         };
         let version = scripts::parse_version(version);
-        Ok(Stored { bytes: Bytes::copy_from_slice(bytes), ttl_left: None, version })
+        Ok(Stored { version, ..Stored::new(Bytes::copy_from_slice(bytes)) })
     }
 
     async fn take(&self, key: &Key, amount: u64, hold: &Key) -> Result<Take> {

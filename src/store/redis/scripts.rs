@@ -48,10 +48,11 @@ pub(super) fn stored(bytes: Vec<u8>, ttl_left: Option<Duration>) -> Stored {
         && let Some(version) = parse_version(hex)
     {
         let bytes = bytes.slice(FRAME.len() + VERSION_LEN..);
-        return Stored { bytes, ttl_left, version: Some(version) };
+        return Stored { bytes, ttl_left, version: Some(version), sealed: false };
     }
-    let bytes = unsealed_len(&bytes).map_or_else(|| bytes.clone(), |n| bytes.slice(..n));
-    Stored { bytes, ttl_left, version: None }
+    let digits = unsealed_len(&bytes);
+    let bytes = digits.map_or_else(|| bytes.clone(), |n| bytes.slice(..n));
+    Stored { bytes, ttl_left, version: None, sealed: digits.is_some() }
 }
 
 /// One script: its text and the name that the server knows it by.

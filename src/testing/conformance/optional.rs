@@ -353,7 +353,11 @@ async fn seal_closes<S: Store>(cx: Cx<S>) -> Seen {
     refused("add", cx.store.add(&key, 1).await, ErrorKind::Sealed)?;
     same("get", &cx.bytes(&key).await?, &Some("7".into()))?;
     let many = cx.store.get_many(std::slice::from_ref(&key)).await.remove(0);
-    same("get_many", &ok("get_many", many)?.map(|s| s.bytes), &Some("7".into()))?;
+    let many = ok("get_many", many)?;
+    same("get_many", &many.as_ref().map(|s| s.bytes.clone()), &Some("7".into()))?;
+    same("get_many says sealed", &many.map(|s| s.sealed), &Some(true))?;
+    let one = ok("get", cx.store.get(&key).await)?;
+    same("get says sealed", &one.map(|s| s.sealed), &Some(true))?;
     clean(&cx, &key).await;
     Ok(())
 }

@@ -1,0 +1,492 @@
+//! Salted counters: where an add goes, what a sum reads, and the rotations that change it. What is
+//! safe when is decided in `engine/control/{salt,registry,rotation}`.
+
+mod automatic;
+mod coordinator;
+mod event;
+mod join;
+#[cfg(feature = "testing")]
+mod mutants;
+mod options;
+mod schedule;
+mod steps;
+
+pub(crate) use event::add_event;
+pub use event::{Counted, Redelivery};
+#[cfg(feature = "testing")]
+pub use mutants::{SaltMutant, record_name, slot_name};
+pub use options::{Salt, SaltStats};
+
+use crate::adds::Cell;
+use crate::batch::bounded;
+use crate::call;
+use crate::counter::{integer, not_a_number};
+use crate::engine::control::registry::Lookup;
+use crate::engine::control::rotation::{Waits, Want};
+use crate::engine::control::salt::{self as plan, Gen, Kind, Pick, Slot};
+use crate::engine::time::Tick;
+use crate::error::{Error, ErrorKind, Outcome, Result};
+use crate::key::Key;
+use crate::lanes::overflow;
+use crate::names;
+use crate::registry::{InStore, Registrar, lease_clock};
+use crate::shared::Shared;
+use crate::store::{DynStore, Stored};
+use crate::sync::Mutex;
+use coordinator::Jobs;
+use options::Tallies;
+use schedule::Planned;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The part of a record that is a salted counter's.
+const PART: &str = "salt";
+
+/// An add that meets sealed slots is sent this often at most; each time it was not applied.
+const ADD_TRIES: u32 = 12;
+
+/// From the third refusal under one record on, the caller finishes what another has begun.
+const HELP_AFTER: u32 = 3;
+
+/// Sums that change under the reader are begun again this often.
+const SUM_TRIES: usize = 16;
+
+/// The salted counters of one instance.
+pub(crate) struct Salted {
+    pub(crate) options: Salt,
+    pub(crate) registrar: Registrar,
+    waits: Waits,
+    jobs: Mutex<Jobs>,
+    planned: Mutex<Planned>,
+    renewing: AtomicBool,
+    /// When the hot list was last looked at, in nanoseconds of the lease clock.
+    looked: AtomicU64,
+    /// No renewal before then, in nanoseconds of the lease clock: the last one failed.
+    paused_until: AtomicU64,
+    pub(crate) tallies: Tallies,
+    #[cfg(feature = "testing")]
+    pub(crate) broken: std::sync::atomic::AtomicU8,
+}
+
+fn count(tally: &AtomicU64, n: u64) {
+    tally.fetch_add(n, Ordering::Relaxed);
+}
+
+/// What a sum goes by.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum View {
+    /// A plain counter, until then.
+    Plain(Tick),
+    /// A salted one, by the record of this version and nonce, until then.
+    Salted(plan::Salt, (u64, u64), Tick),
+}
+
+impl Salted {
+    pub(crate) fn new(options: &Salt, store: &Arc<dyn DynStore>) -> Salted {
+        let seal = store.capability().seal;
+        let timing = options.timing(store.max_in_flight_time());
+        let in_store =
+            || -> Arc<dyn crate::registry::Registry> { Arc::new(InStore(store.clone())) };
+        let registry = options.registry.clone().unwrap_or_else(in_store);
+        Salted {
+            registrar: Registrar::new(registry, timing, options.listed_max, options.timeout),
+            waits: options.waits(&timing, seal),
+            options: options.clone(),
+            jobs: Mutex::new(Jobs::default()),
+            planned: Mutex::new(Planned::default()),
+            renewing: AtomicBool::new(false),
+            looked: AtomicU64::new(0),
+            paused_until: AtomicU64::new(0),
+            tallies: Tallies::default(),
+            #[cfg(feature = "testing")]
+            broken: std::sync::atomic::AtomicU8::new(0),
+        }
+    }
+
+    /// Whether a counter can be salted without waiting for anybody.
+    fn may_seal_home(&self) -> bool {
+        self.waits.seal && self.options.exclusive
+    }
+
+    /// What a record says of the counter; a record without that part is of a plain one.
+    fn plan_of(&self, record: &crate::engine::control::registry::Record) -> Result<plan::Salt> {
+        match record.part(PART) {
+            None => Ok(plan::Salt::new(self.options.exclusive)),
+            Some(text) => plan::Salt::parse(text).ok_or_else(|| {
+                Error::not_applied(ErrorKind::Codec, "the record of the counter is unreadable")
+            }),
+        }
+    }
+
+    /// Renews the lease unless that is being done; a failure is counted, and tried again later.
+    async fn renew(&self, shared: &Arc<Shared>) -> Result<()> {
+        count(&self.tallies.renewals, 1);
+        let renewed = self.registrar.renew(shared).await;
+        if renewed.is_err() {
+            count(&self.tallies.renewals_failed, 1);
+            let pause = self.options.lease / 12;
+            let until = lease_clock(&shared.clock).after(pause);
+            self.paused_until.store(until.0, Ordering::Relaxed);
+        }
+        renewed
+    }
+
+    /// What is known of `key` for a reader; asks where nothing is.
+    async fn view(&self, shared: &Arc<Shared>, key: &Key) -> Result<View> {
+        for _ in 0..SUM_TRIES {
+            let now = lease_clock(&shared.clock).after(shared.clock.resolution());
+            let (stale, known) = self.registrar.with(|catalog| match catalog.lookup(now, key) {
+                Lookup::Absent(until) => (false, Some(Ok(View::Plain(until)))),
+                Lookup::Record(record, until) => {
+                    let view = |salt| View::Salted(salt, (record.version, record.nonce), until);
+                    (false, Some(self.plan_of(record).map(view)))
+                }
+                Lookup::Stale(_) => (true, None),
+                Lookup::Lapsed(_) => (false, None),
+            });
+            match known {
+                Some(view) => return view,
+                None if stale => {
+                    if self.registrar.load(shared, key).await?.is_none() {
+                        return Err(gone());
+                    }
+                }
+                None => self.renew(shared).await?,
+            }
+        }
+        Err(Error::not_applied(ErrorKind::Store, "the registry changes faster than it can be read"))
+    }
+
+    /// Where the next add goes. Whoever cannot tell adds to the bare key, which is always read; that
+    /// of an exclusive counter is sealed, and says so.
+    async fn target(&self, shared: &Arc<Shared>, key: &Key, pick: Pick<'_>) -> Result<Slot> {
+        let home = Slot { of: plan::HOME, index: 0 };
+        for attempt in 0..2 {
+            let now = lease_clock(&shared.clock).after(shared.clock.resolution());
+            // Without seals an add must have ended before the lease does.
+            let margin = if self.waits.seal { Duration::ZERO } else { self.options.timeout };
+            let (plan, valid, stale) = self.registrar.with(|catalog| {
+                let (record, valid, stale) = match catalog.lookup(now, key) {
+                    Lookup::Absent(_) => (None, true, false),
+                    Lookup::Record(record, until) => {
+                        (Some(record), self.ignores_leases() || now.after(margin) < until, false)
+                    }
+                    Lookup::Stale(record) => (record, false, true),
+                    Lookup::Lapsed(record) => {
+                        // A seal refuses whoever is behind, for as long as the slots are there.
+                        let late = now.since(catalog.until());
+                        let sealed = self.waits.seal && late < self.options.grave / 2;
+                        (record, self.ignores_leases() || (record.is_some() && sealed), false)
+                    }
+                };
+                (record.map(|record| self.plan_of(record)).transpose(), valid, stale)
+            });
+            let plan = plan?;
+            match plan {
+                _ if stale && attempt == 0 => {
+                    // What cannot be read leaves what is known.
+                    drop(self.registrar.load(shared, key).await);
+                }
+                Some(plan) if valid || (stale && self.waits.seal) => {
+                    return Ok(plan.write_target(pick));
+                }
+                None => return Ok(home),
+                Some(_) if !self.options.exclusive => {
+                    count(&self.tallies.bare, 1);
+                    return Ok(home);
+                }
+                Some(_) if attempt == 0 => self.renew(shared).await?,
+                Some(_) => break,
+            }
+        }
+        let text = "the registry of salted counters cannot be reached";
+        Err(Error::not_applied(ErrorKind::Store, text).with_key(key))
+    }
+
+    /// Adds an amount, made of so many adds, to the counter of `cell`, wherever it is now.
+    pub(crate) async fn add(
+        &self,
+        shared: &Arc<Shared>,
+        cell: &Arc<Cell>,
+        (amount, adds): (i64, u64),
+    ) -> Result<()> {
+        cell.weigh(adds);
+        let store = shared.store.clone();
+        let send = |name: Key| -> crate::runtime::BoxFuture<'static, Result<i64>> {
+            store.clone().add(name, amount)
+        };
+        self.sent(shared, &cell.key, |_| Pick::Random(shared.roll()), send).await.map(drop)
+    }
+
+    /// One write to the slot that `pick` chooses, sent again only where it was surely not applied:
+    /// the slot is sealed.
+    async fn sent<'a, T>(
+        &self,
+        shared: &Arc<Shared>,
+        key: &Key,
+        pick: impl Fn(u32) -> Pick<'a>,
+        send: impl Fn(Key) -> crate::runtime::BoxFuture<'static, Result<T>>,
+    ) -> Result<T> {
+        let mut refused_under = None;
+        for attempt in 0..ADD_TRIES {
+            let slot = self.target(shared, key, pick(attempt)).await?;
+            let bare = slot.of.kind == Kind::Home;
+            let limit = if bare { shared.options.loads.timeout } else { self.options.timeout };
+            let call = send(self.name(key, slot));
+            let answer = match bounded(shared, limit, call::catch(call)).await {
+                Some(Ok(answer)) => answer,
+                Some(Err(panic)) => Err(panic.with_outcome(Outcome::Unknown)),
+                None => {
+                    let text = "the store did not answer in time";
+                    Err(Error::unknown(ErrorKind::Timeout, text))
+                }
+            };
+            match answer {
+                Err(e) if e.kind() == ErrorKind::Sealed && !e.is_unknown() => {}
+                #[cfg(feature = "testing")]
+                Err(e) if e.is_unknown() && self.is_broken(SaltMutant::AddsAgain) => continue,
+                answer => return answer,
+            }
+            count(&self.tallies.resent, 1);
+            let now = self.registrar.load(shared, key).await?;
+            let version = now.map(|record| record.version);
+            if refused_under != Some(version) {
+                refused_under = Some(version);
+                continue;
+            }
+            // Somebody has sealed what is in use, and is about to say where to go.
+            if attempt >= HELP_AFTER {
+                self.finish(shared, key).await?;
+            } else {
+                shared.runtime.sleep(Duration::from_millis(1 << attempt.min(6))).await;
+            }
+        }
+        let text = "the counter is sealed, and nobody has said where it goes on";
+        Err(Error::not_applied(ErrorKind::Sealed, text).with_key(key))
+    }
+
+    /// The sum of the counter: every add that was acknowledged before this was called is in it,
+    /// once.
+    pub(crate) async fn sum(&self, shared: &Arc<Shared>, key: &Key) -> Result<i64> {
+        for _ in 0..SUM_TRIES {
+            let view = self.view(shared, key).await?;
+            if let Some(total) = self.sum_by(shared, key, &view).await? {
+                return Ok(total);
+            }
+            count(&self.tallies.sums_again, 1);
+        }
+        Err(Error::not_applied(ErrorKind::Store, "the counter changes faster than it can be read"))
+    }
+
+    /// The sum under a record; `None` when that is not in force any more.
+    async fn sum_by(&self, shared: &Arc<Shared>, key: &Key, view: &View) -> Result<Option<i64>> {
+        let (slots, retired, by, until) = match view {
+            View::Plain(until) => (vec![Slot { of: plan::HOME, index: 0 }], 0, None, *until),
+            View::Salted(plan, by, until) => {
+                (plan.read_set().collect(), plan.retired, Some(*by), *until)
+            }
+        };
+        let found = self.slots_of(shared, key, &slots).await?;
+        let mut total = retired;
+        let (mut sealed, mut missing) = (false, 0);
+        for (slot, stored) in slots.iter().zip(found) {
+            let Some(stored) = stored else {
+                // An absent bare key counts as zero. A slot was made when it was announced.
+                missing += u64::from(slot.of.kind != Kind::Home);
+                continue;
+            };
+            sealed |= stored.sealed;
+            let n = integer(&stored.bytes).ok_or_else(|| not_a_number(key))?;
+            total = total.checked_add(n).ok_or_else(overflow)?;
+        }
+        let now = lease_clock(&shared.clock).after(shared.clock.resolution());
+        let doubtful = (sealed || missing > 0) && !self.trusts_what_it_reads();
+        if now < until && !doubtful {
+            return Ok(Some(total));
+        }
+        // The record is the same before and after: it was so all the time.
+        let after = self.registrar.load(shared, key).await?;
+        if by.is_none() || after.map(|record| (record.version, record.nonce)) != by {
+            return Ok(None);
+        }
+        // What a slot held that is gone counts as zero.
+        count(&self.tallies.slots_missing, missing);
+        Ok(Some(total))
+    }
+
+    async fn slots_of(
+        &self,
+        shared: &Arc<Shared>,
+        key: &Key,
+        slots: &[Slot],
+    ) -> Result<Vec<Option<Stored>>> {
+        let names: Vec<Key> = slots.iter().map(|s| self.name(key, *s)).collect();
+        let (asked, store) = (names.len(), shared.store.clone());
+        let limit = shared.options.loads.timeout;
+        let answers = bounded(shared, limit, call::catch(store.get_many(names))).await;
+        let text = "the store did not answer in time";
+        let late = || Error::not_applied(ErrorKind::Timeout, text);
+        let answers = answers.ok_or_else(late)??;
+        if answers.len() != asked {
+            let text = "the store answered fewer keys than it was asked";
+            return Err(Error::not_applied(ErrorKind::Store, text));
+        }
+        answers.into_iter().collect()
+    }
+
+    /// The physical name of a slot.
+    fn name(&self, key: &Key, slot: Slot) -> Key {
+        let kind = if self.options.parity { Kind::Parity } else { slot.of.kind };
+        names::slot(key, Slot { of: Gen { kind, ..slot.of }, ..slot })
+    }
+
+    /// Starts the count again from zero. Adds that were acknowledged before are taken off, those
+    /// that come later stay.
+    pub(crate) async fn reset(&self, shared: &Arc<Shared>, key: &Key) -> Result<()> {
+        for _ in 0..SUM_TRIES {
+            let Some(record) = self.registrar.load(shared, key).await? else { return Err(gone()) };
+            let plan = self.plan_of(&record)?;
+            let view = View::Salted(plan.clone(), (record.version, record.nonce), Tick::ZERO);
+            let Some(total) = self.sum_by(shared, key, &view).await? else { continue };
+            let next = plan.reset(total).ok_or_else(overflow)?;
+            if self.put(shared, key, Some(&record), &next).await? {
+                return Ok(());
+            }
+        }
+        Err(Error::not_applied(ErrorKind::Store, "the counter changes faster than it can be read"))
+    }
+
+    /// What is known of `key` now, for people; nobody is asked.
+    pub(crate) fn known(&self, shared: &Shared, key: &Key) -> Option<plan::Salt> {
+        let now = lease_clock(&shared.clock);
+        self.registrar.with(|catalog| match catalog.lookup(now, key) {
+            Lookup::Absent(_) => None,
+            Lookup::Record(record, _) => self.plan_of(record).ok(),
+            Lookup::Stale(record) | Lookup::Lapsed(record) => {
+                record.and_then(|record| self.plan_of(record).ok())
+            }
+        })
+    }
+
+    /// How `key` is salted, for people; `None` for a plain counter that nobody wants to be more.
+    pub(crate) fn salting(&self, shared: &Shared, key: &Key) -> Option<Salting> {
+        let plan = self.known(shared, key);
+        let (want, pinned) = self.wanted(key);
+        let wanted = if want == Want::Home { Some(1) } else { want.slots() };
+        if plan.as_ref().is_none_or(plan::Salt::is_plain) && wanted.is_none() {
+            return None;
+        }
+        let plan = plan.unwrap_or_else(|| plan::Salt::new(self.options.exclusive));
+        let version = self.registrar.with(|c| c.record(key).map_or(0, |record| record.version));
+        let others = |s: &Slot| s.of.id != plan.cur.id && s.of.kind != Kind::Home;
+        Some(Salting {
+            slots: plan.cur.k,
+            generation: plan.cur.id,
+            in_rotation: plan.read_set().filter(others).count(),
+            retired: plan.retired,
+            version,
+            wanted,
+            pinned,
+        })
+    }
+
+    /// Whether `key` is known to be a salted counter.
+    pub(crate) fn is_salted(&self, shared: &Shared, key: &Key) -> bool {
+        let listed = self.registrar.with(|catalog| catalog.list().get(key).is_some());
+        listed && self.known(shared, key).is_none_or(|plan| !plan.is_plain())
+    }
+
+    pub(crate) fn stats(&self) -> SaltStats {
+        SaltStats { registry_regressed: self.registrar.regressed(), ..self.tallies.read() }
+    }
+}
+
+/// Starts a counter again from zero.
+pub(crate) async fn reset(shared: &Arc<Shared>, key: &Key) -> Result<()> {
+    if let Some(salted) = &shared.salted
+        && matches!(salted.view(shared, key).await?, View::Salted(..))
+    {
+        return salted.reset(shared, key).await;
+    }
+    let store = &shared.store;
+    for _ in 0..SUM_TRIES {
+        let Some(stored) = store.clone().get(key.clone()).await? else { return Ok(()) };
+        integer(&stored.bytes).ok_or_else(|| not_a_number(key))?;
+        let (was, zero) = (Some(stored.bytes), bytes::Bytes::from_static(b"0"));
+        if store.clone().compare_and_set(key.clone(), was, zero, stored.ttl_left).await? {
+            return Ok(());
+        }
+    }
+    Err(Error::not_applied(ErrorKind::Store, "the counter changes faster than it can be reset"))
+}
+
+/// The error of a raw call on a key that is a salted counter; `None` for any other key.
+pub(crate) fn refused(shared: &Shared, key: &Key, call: &str) -> Option<Error> {
+    let salted = shared.salted.as_ref()?;
+    salted.is_salted(shared, key).then(|| {
+        let text = format!("the key is a salted counter: call Heatsink::counter(key).{call}()");
+        Error::not_applied(ErrorKind::WrongType, text).with_key(key)
+    })
+}
+
+/// How a counter is salted, as this process knows it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Salting {
+    /// Slots that are written to; 1 is a counter in one place.
+    pub slots: u16,
+    /// The number of their generation; 0 is the bare key before it was ever salted.
+    pub generation: u32,
+    /// Slots that are announced, or were and are not retired yet.
+    pub in_rotation: usize,
+    /// What retired generations came to.
+    pub retired: i64,
+    /// The version of the record; 0 for none.
+    pub version: u64,
+    /// The slots that this process wants, and 1 where it wants one place again.
+    pub wanted: Option<u16>,
+    /// By an operator's word.
+    pub pinned: bool,
+}
+
+impl fmt::Display for Salting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "written to {} slots (generation {})", self.slots, self.generation)?;
+        if self.in_rotation > 0 {
+            write!(f, ", {} others are read too", self.in_rotation)?;
+        }
+        match self.wanted {
+            Some(slots) if self.pinned => write!(f, ", pinned to {slots}"),
+            Some(slots) => write!(f, ", its traffic asks for {slots}"),
+            None => Ok(()),
+        }
+    }
+}
+
+fn gone() -> Error {
+    Error::not_applied(ErrorKind::Store, "the list names a record that is not there")
+}
+
+/// The tag under which the slots of one generation are sealed, whoever does it.
+fn tag(key: &Key, of: Gen) -> u64 {
+    plan::mix(plan::fnv1a_64(key) ^ u64::from(of.id))
+}
+
+#[cfg(not(feature = "testing"))]
+impl Salted {
+    #[expect(clippy::unused_self, reason = "tests switch it")]
+    fn ignores_leases(&self) -> bool {
+        false
+    }
+
+    fn waits(&self) -> Waits {
+        self.waits
+    }
+
+    #[expect(clippy::unused_self, reason = "tests switch it")]
+    fn trusts_what_it_reads(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,339 @@
+//! The steps of a rotation, carried out: each is one compare-and-set, or may be repeated.
+
+use super::{PART, Salted, count, join, tag};
+use crate::batch::bounded;
+use crate::call;
+use crate::counter::{integer, not_a_number};
+use crate::engine::control::registry::Record;
+use crate::engine::control::rotation::Step;
+use crate::engine::control::salt::{self as plan, Gen, Kind, Slot};
+use crate::error::{Error, ErrorKind, Outcome, Result};
+use crate::key::Key;
+use crate::lanes::overflow;
+use crate::registry::{Replaced, lease_clock};
+use crate::runtime::BoxFuture;
+use crate::shared::Shared;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Seeds that are tried for names that fall on different shards.
+const SEEDS: u32 = 1 << 18;
+
+/// Names that are looked at for them: some tenths of a second, once in a rotation.
+const NAMES_MAX: u32 = 1 << 21;
+
+/// Seeds after which the shards are taken for known.
+const SEEDS_MIN: u32 = 16;
+
+/// Names that are looked at between two turns of the scheduler.
+const NAMES_A_TURN: u32 = 1 << 14;
+
+impl Salted {
+    /// Takes a step; false when the record had changed.
+    pub(super) async fn take(
+        &self,
+        shared: &Arc<Shared>,
+        key: &Key,
+        record: Option<&Record>,
+        plan: &plan::Salt,
+        step: Step,
+    ) -> Result<bool> {
+        #[cfg(feature = "testing")]
+        if let Some(took) = self.take_broken(shared, key, record, plan, step).await? {
+            return Ok(took);
+        }
+        let (next, tally) = match step {
+            Step::Wait(_) => return Ok(true),
+            Step::Announce { k, home, armed } => {
+                let next = self.announce(shared, key, record, plan, (k, home, armed)).await?;
+                (next, &self.tallies.announced)
+            }
+            Step::Arm => (plan.armed(), &self.tallies.announced),
+            Step::Switch => {
+                // The last moment to find that the announcement was lost.
+                let stamp = record.map(Record::stamp).unwrap_or_default();
+                let (at, before) = self.registrar.publish(shared, key, stamp).await?;
+                if !before {
+                    self.watch_again(key, at, plan);
+                    return Ok(false);
+                }
+                (plan.switched(), &self.tallies.switched)
+            }
+            Step::Replace(old) => {
+                let total = self.seal(shared, key, old).await?;
+                (plan.replaced(total), &self.tallies.switched)
+            }
+            Step::Retire(old) => {
+                let total = if self.waits.seal {
+                    self.seal(shared, key, old).await?
+                } else {
+                    self.total(shared, key, old).await?
+                };
+                (plan.retired(old.id, total, self.waits.seal), &self.tallies.retired)
+            }
+            Step::Sweep(old) => return self.sweep(shared, key, record, plan, old).await,
+            Step::Forget(old) => {
+                if !self.bury(shared, key, record, plan, old).await? {
+                    return Ok(false);
+                }
+                (plan.forgotten(old.id), &self.tallies.forgotten)
+            }
+        };
+        let next = next.ok_or_else(overflow)?;
+        let won = self.put(shared, key, record, &next).await?;
+        count(tally, u64::from(won));
+        if !won && matches!(step, Step::Announce { .. }) {
+            self.take_back(shared, key, next.next).await;
+        }
+        if won && next.is_plain() {
+            // Readers that still have the record find the same as those that have none.
+            let version = record.map_or(1, |record| record.version) + 1;
+            self.registrar.unlist(shared, key, version).await?;
+        }
+        Ok(won)
+    }
+
+    /// Replaces the record; whether this process did.
+    pub(super) async fn put(
+        &self,
+        shared: &Arc<Shared>,
+        key: &Key,
+        record: Option<&Record>,
+        next: &plan::Salt,
+    ) -> Result<bool> {
+        let nonce = shared.roll() ^ shared.options.seed;
+        let empty = Record::first(nonce);
+        let new = record.unwrap_or(&empty).with(nonce, PART, Some(&next.encode()));
+        let replaced = self.registrar.put(shared, key, record, &new).await?;
+        #[cfg(feature = "testing")]
+        if let Replaced::Lost(Some(now)) = &replaced
+            && self.is_broken(super::SaltMutant::KeepsTheSum)
+        {
+            let new = now.with(nonce, PART, Some(&next.encode()));
+            return Ok(self.registrar.put(shared, key, Some(now), &new).await? == Replaced::Won);
+        }
+        Ok(replaced == Replaced::Won)
+    }
+
+    /// Chooses names and makes the slots.
+    async fn announce(
+        &self,
+        shared: &Arc<Shared>,
+        key: &Key,
+        record: Option<&Record>,
+        plan: &plan::Salt,
+        (k, home, armed): (u16, bool, bool),
+    ) -> Result<Option<plan::Salt>> {
+        let full = self.registrar.with(|catalog| {
+            catalog.list().get(key).is_none() && catalog.list().len() >= self.options.listed_max
+        });
+        if full {
+            return Err(Error::not_applied(ErrorKind::Limit, "the registry is full").with_key(key));
+        }
+        if record.is_none() {
+            let bare = self.ask(shared, shared.store.clone().get(key.clone())).await?;
+            if bare.is_some_and(|stored| stored.ttl_left.is_some()) {
+                let text = "a counter that expires is not salted";
+                return Err(Error::not_applied(ErrorKind::Limit, text).with_key(key));
+            }
+        }
+        let kind = match (home, self.options.parity) {
+            (true, _) => Kind::Home,
+            (false, true) => Kind::Parity,
+            (false, false) => Kind::Slots,
+        };
+        let id = plan.last.saturating_add(1);
+        let seed = if kind == Kind::Slots { self.seed(shared, key, id, k).await } else { 0 };
+        let next = plan.announced(k, kind, seed, armed);
+        if let Some(of) = next.as_ref().and_then(|next| next.next).filter(|_| kind != Kind::Home) {
+            let open = |index| -> BoxFuture<'static, Result<i64>> {
+                shared.store.clone().add(self.name(key, Slot { of, index }), 0)
+            };
+            let opened = join::all((0..of.k).map(|i| self.asking(shared, open(i)))).await;
+            opened.into_iter().collect::<Result<Vec<_>>>()?;
+        }
+        Ok(next)
+    }
+
+    /// Another process has announced something else: the slots made for nothing go. Tidiness only;
+    /// what fails here stays where nobody reads it.
+    async fn take_back(&self, shared: &Arc<Shared>, key: &Key, made: Option<Gen>) {
+        let there = self.registrar.with(|c| c.record(key).map(|record| self.plan_of(record)));
+        let Some(of) = made.filter(|of| of.kind == Kind::Slots) else { return };
+        let used = there
+            .is_none_or(|plan| plan.map_or(true, |plan| plan.read_set().any(|slot| slot.of == of)));
+        if !used {
+            let names = (0..of.k).map(|index| self.name(key, Slot { of, index })).collect();
+            drop(self.ask(shared, delete(shared, names)).await);
+        }
+    }
+
+    /// The seed whose names share shards the least, of those that are tried.
+    async fn seed(&self, shared: &Arc<Shared>, key: &Key, id: u32, k: u16) -> u32 {
+        let first = shared.roll() as u32;
+        let place = |seed: u32, index: u16| {
+            let of = Gen { id, k, kind: Kind::Slots, seed };
+            shared.store.shard_of(&self.name(key, Slot { of, index }))
+        };
+        if place(first, 0).is_none() || k == 1 {
+            return first;
+        }
+        let (mut best, mut looked) = ((usize::MAX, first), 0);
+        let mut loads: BTreeMap<u32, usize> = BTreeMap::new();
+        let mut shards = BTreeSet::new();
+        for n in 0..SEEDS {
+            let seed = first.wrapping_add(n);
+            loads.clear();
+            let mut busiest = 0;
+            for index in 0..k {
+                looked += 1;
+                let shard = place(seed, index).unwrap_or(0);
+                shards.insert(shard);
+                let load = loads.entry(shard).or_default();
+                *load += 1;
+                busiest = busiest.max(*load);
+                if busiest >= best.0 {
+                    break;
+                }
+            }
+            if busiest < best.0 {
+                best = (busiest, seed);
+            }
+            // No shard can have less than its share.
+            let best_of_all = usize::from(k).div_ceil(shards.len());
+            if (n >= SEEDS_MIN && best.0 <= best_of_all) || looked > NAMES_MAX {
+                break;
+            }
+            if looked % NAMES_A_TURN < u32::from(k) {
+                shared.runtime.sleep(Duration::ZERO).await;
+            }
+        }
+        best.1
+    }
+
+    /// Seals every slot of a generation; what they came to, for good.
+    pub(super) async fn seal(&self, shared: &Arc<Shared>, key: &Key, of: Gen) -> Result<i64> {
+        let seal = |index| -> BoxFuture<'static, Result<i64>> {
+            shared.store.clone().seal(self.name(key, Slot { of, index }), tag(key, of))
+        };
+        let totals = join::all((0..of.k).map(|i| self.asking(shared, seal(i)))).await;
+        totals.into_iter().try_fold(0i64, |sum, total| sum.checked_add(total?).ok_or_else(overflow))
+    }
+
+    /// What the slots of a generation hold.
+    async fn total(&self, shared: &Arc<Shared>, key: &Key, of: Gen) -> Result<i64> {
+        let slots: Vec<Slot> = (0..of.k).map(|index| Slot { of, index }).collect();
+        let mut total = 0i64;
+        for stored in self.slots_of(shared, key, &slots).await? {
+            let Some(stored) = stored else {
+                count(&self.tallies.slots_missing, 1);
+                continue;
+            };
+            let n = integer(&stored.bytes).ok_or_else(|| not_a_number(key))?;
+            total = total.checked_add(n).ok_or_else(overflow)?;
+        }
+        Ok(total)
+    }
+
+    /// Adds to the retired sum what came late to the slots of a retired generation.
+    async fn sweep(
+        &self,
+        shared: &Arc<Shared>,
+        key: &Key,
+        record: Option<&Record>,
+        plan: &plan::Salt,
+        old: Gen,
+    ) -> Result<bool> {
+        let Some(grave) = plan.graves.iter().find(|g| g.slots.id == old.id) else {
+            return Ok(false);
+        };
+        let began = lease_clock(&shared.clock);
+        let late = self.total(shared, key, old).await?.saturating_sub(grave.absorbed);
+        if late > 0 {
+            let next = plan.swept(old.id, grave.absorbed + late).ok_or_else(overflow)?;
+            if !self.put(shared, key, record, &next).await? {
+                return Ok(false);
+            }
+            count(&self.tallies.late, late.unsigned_abs());
+        } else if late < 0 {
+            // Nobody takes away from a retired slot: the store has lost something.
+            self.tallies.lost.fetch_max(late.unsigned_abs(), Ordering::Relaxed);
+        }
+        self.watch_swept(key, old, began);
+        Ok(true)
+    }
+
+    /// Deletes the slots of a retired generation, after a last look; false when something came
+    /// late. The bare key is never deleted.
+    async fn bury(
+        &self,
+        shared: &Arc<Shared>,
+        key: &Key,
+        record: Option<&Record>,
+        plan: &plan::Salt,
+        old: Gen,
+    ) -> Result<bool> {
+        let Some(grave) = plan.graves.iter().find(|g| g.slots.id == old.id) else {
+            return Ok(false);
+        };
+        if old.kind == Kind::Home {
+            return Ok(true);
+        }
+        if grave.is_swept() {
+            let slots: Vec<Slot> = (0..old.k).map(|index| Slot { of: old, index }).collect();
+            let found = self.slots_of(shared, key, &slots).await?;
+            // Where some are deleted already, the last look was taken before.
+            if found.iter().all(Option::is_some)
+                && self.total(shared, key, old).await? > grave.absorbed
+            {
+                self.sweep(shared, key, record, plan, old).await?;
+                return Ok(false);
+            }
+        }
+        let names: Vec<Key> =
+            (0..old.k).map(|index| self.name(key, Slot { of: old, index })).collect();
+        let gone = self.ask(shared, delete(shared, names)).await?;
+        gone.into_iter().collect::<Result<Vec<_>>>()?;
+        Ok(true)
+    }
+
+    /// Ends what somebody has begun by sealing the slots in use.
+    pub(super) async fn finish(&self, shared: &Arc<Shared>, key: &Key) -> Result<()> {
+        let Some(record) = self.registrar.load(shared, key).await? else { return Ok(()) };
+        let plan = self.plan_of(&record)?;
+        if plan.next.is_some() && self.waits.seal {
+            self.take(shared, key, Some(&record), &plan, Step::Replace(plan.cur)).await?;
+        }
+        Ok(())
+    }
+
+    async fn ask<T>(&self, shared: &Arc<Shared>, work: BoxFuture<'static, Result<T>>) -> Result<T> {
+        let limit = shared.options.loads.timeout;
+        match bounded(shared, limit, call::catch(work)).await {
+            Some(Ok(answer)) => answer,
+            Some(Err(panic)) => Err(panic.with_outcome(Outcome::Unknown)),
+            None => Err(Error::unknown(ErrorKind::Timeout, "the store did not answer in time")),
+        }
+    }
+
+    fn asking<T: Send + 'static>(
+        &self,
+        shared: &Arc<Shared>,
+        work: BoxFuture<'static, Result<T>>,
+    ) -> BoxFuture<'static, Result<T>> {
+        let shared = shared.clone();
+        Box::pin(async move {
+            match &shared.salted {
+                Some(salted) => salted.ask(&shared, work).await,
+                None => work.await,
+            }
+        })
+    }
+}
+
+fn delete(shared: &Arc<Shared>, names: Vec<Key>) -> BoxFuture<'static, Result<Vec<Result<bool>>>> {
+    let store = shared.store.clone();
+    Box::pin(async move { Ok(store.delete_many(names).await) })
+}
