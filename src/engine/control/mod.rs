@@ -20,8 +20,10 @@
 //! - [`leasing`]: a limit that many processes share.
 //! - [`roster`]: who holds which lane.
 //! - [`stock`]: units in buckets, and the work that moves them.
+//! - [`copies`]: copies of a read-hot key on several shards.
 
 pub mod aggregate;
+pub mod copies;
 pub mod detect;
 pub mod fed;
 pub mod fleet;
