@@ -25,6 +25,7 @@ impl World {
     fn event(&mut self) {
         let kind = self.draw(100);
         match kind {
+            0..=4 if self.profile.still && self.draw(40) > 0 => {}
             0..=4 => {
                 let p = self.draw(PROCESSES as u64) as usize;
                 let mine = self.writers.iter().filter(|w| !w.repair && !w.returned).count();
@@ -32,6 +33,7 @@ impl World {
                     self.start_writer(p);
                 }
             }
+            5..=14 if self.profile.quiet && self.draw(10) > 0 => {}
             5..=14 => {
                 let p = self.draw(PROCESSES as u64) as usize;
                 let mine = self.readers.iter().filter(|r| r.process == p).count();
@@ -41,8 +43,8 @@ impl World {
             }
             15..=17 => self.keep_lease(),
             18..=19 => self.coordinate(),
-            20 => self.mischief(),
-            21..=26 => self.pass_time(1),
+            20..=21 => self.mischief(),
+            22..=26 => self.pass_time(1),
             27 if self.profile.jumps && self.draw(3) == 0 => {
                 let jump = 1 + self.draw(40);
                 self.pass_time(jump);
@@ -58,8 +60,15 @@ impl World {
             return self.pass_time(1);
         }
         let k = self.draw(self.calls.len() as u64) as usize;
+        if self.profile.slow && slow(&self.calls[k]) && self.draw(60) > 0 {
+            return;
+        }
         if self.calls[k].got.is_some() || self.calls[k].answered {
             return self.deliver(k);
+        }
+        let (write, mine) = (!self.calls[k].op.is_read(), self.calls[k].owner != Owner::Nobody);
+        if self.profile.unknown && write && mine && self.draw(16) == 0 {
+            return self.give_up_call(k);
         }
         self.execute(k);
         if self.calls[k].owner == Owner::Nobody {
@@ -229,7 +238,7 @@ impl World {
                         }
                         self.calls.swap_remove(k);
                     }
-                } else if age >= OP {
+                } else if age >= OP && !(self.profile.slow && slow(call) && unlimited(&call.op)) {
                     self.time_out(k);
                 }
             }
@@ -254,11 +263,16 @@ impl World {
             self.execute(k);
         }
         if late && !self.calls[k].op.is_read() {
-            let (owner, op) = (self.calls[k].owner, self.calls[k].op.clone());
-            self.calls[k].owner = Owner::Nobody;
-            return self.route(owner, &op, Answer::Unknown);
+            return self.give_up_call(k);
         }
         self.deliver(k);
+    }
+
+    /// Nobody knows, and it may still be applied.
+    fn give_up_call(&mut self, k: usize) {
+        let (owner, op) = (self.calls[k].owner, self.calls[k].op.clone());
+        self.calls[k].owner = Owner::Nobody;
+        self.route(owner, &op, Answer::Unknown);
     }
 
     /// A call that was given up is lost on its way.
@@ -290,7 +304,8 @@ impl World {
         if !self.profile.life {
             return;
         }
-        if self.draw(30) == 0 && !self.ends {
+        let often = if self.profile.restless { 5 } else { 30 };
+        if self.draw(often) == 0 && !self.ends {
             self.want = self.draw(4) as u16;
         }
         let record = self.store.record;
@@ -361,13 +376,13 @@ impl World {
                     self.dirty = true;
                 }
             }
-            2 if self.profile.failover && self.counts.failovers == 0 && draw % 4 == 0 => {
+            2 if self.profile.failover && self.counts.failovers == 0 && draw % 2 == 0 => {
                 if self.store.fail_over(self.now, FILL + IN_FLIGHT + 1, draw >> 8) {
                     self.counts.failovers += 1;
                     self.void = true;
                     self.done = 0;
                     self.processes.iter_mut().for_each(|p| p.newest = 0);
-                    self.readers.iter_mut().for_each(|r| (r.low, r.floor) = (0, 0));
+                    self.readers.iter_mut().for_each(|r| (r.low, r.floor, r.base) = (0, 0, 0));
                     self.pass_time(FILL + IN_FLIGHT + 1);
                 }
             }
@@ -417,7 +432,10 @@ impl World {
                 0..=2 => self.pass_time(1),
                 3 => self.keep_lease(),
                 4 => self.coordinate(),
-                _ => self.move_call(),
+                _ => {
+                    self.profile.slow = false;
+                    self.move_call();
+                }
             }
         }
         let Some(set) = self.store.record.set else { return };
@@ -438,6 +456,16 @@ impl World {
             self.fail('b', format!("at rest, copies {astray:?} do not hold what the base holds"));
         }
     }
+}
+
+/// What may take its time where the world is slow.
+fn slow(call: &Call) -> bool {
+    unlimited(&call.op) || matches!(call.owner, Owner::Fill(..))
+}
+
+/// No protocol relies on these ending in time.
+fn unlimited(op: &Op) -> bool {
+    matches!(op, Op::GetCopy { .. } | Op::Base { .. })
 }
 
 fn answer_is_unknown(answer: &Answer<Got>) -> bool {

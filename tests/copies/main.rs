@@ -8,6 +8,5 @@
 mod store;
 mod world;
 
-
 mod mutants;
 mod promises;

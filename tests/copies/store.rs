@@ -18,14 +18,35 @@ pub(crate) fn at(ms: u64) -> Tick {
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
     /// Put (or delete) the base; with a generation, bump its cell in the same step.
-    Base { value: Option<u64>, pair: Option<u64> },
-    Bump { generation: u64, by: u64 },
-    Cell { generation: u64 },
+    Base {
+        value: Option<u64>,
+        pair: Option<u64>,
+    },
+    Bump {
+        generation: u64,
+        by: u64,
+    },
+    Cell {
+        generation: u64,
+    },
     GetBase,
-    Both { generation: u64 },
-    GetCopy { generation: u64, i: u16 },
-    PutCopy { generation: u64, i: u16, image: Image, life: u64 },
-    EraseCopy { generation: u64, i: u16 },
+    Both {
+        generation: u64,
+    },
+    GetCopy {
+        generation: u64,
+        i: u16,
+    },
+    PutCopy {
+        generation: u64,
+        i: u16,
+        image: Image,
+        life: u64,
+    },
+    EraseCopy {
+        generation: u64,
+        i: u16,
+    },
     Load,
 }
 
@@ -39,10 +60,7 @@ impl Op {
 
     /// Served by the shard of the base.
     pub(crate) fn on_base(&self) -> bool {
-        !matches!(
-            self,
-            Op::GetCopy { .. } | Op::PutCopy { .. } | Op::EraseCopy { .. } | Op::Load
-        )
+        !matches!(self, Op::GetCopy { .. } | Op::PutCopy { .. } | Op::EraseCopy { .. } | Op::Load)
     }
 }
 
@@ -175,6 +193,11 @@ impl Store {
     /// reading, since nobody can tell which it was.
     pub(crate) fn seq_of(&self, value: Option<u64>) -> Option<u64> {
         self.history.iter().rposition(|(_, held)| *held == value).map(|seq| seq as u64)
+    }
+
+    /// The number of the operation that left the base as it is.
+    pub(crate) fn seq(&self) -> u64 {
+        self.shard.seq
     }
 
     pub(crate) fn is_lost(&self, seq: u64) -> bool {

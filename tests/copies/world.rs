@@ -21,7 +21,7 @@ const PROCESSES: usize = 2;
 const OP: u64 = 12;
 const IN_FLIGHT: u64 = 20;
 const FILL: u64 = 15;
-const LEASE: u64 = 30;
+const LEASE: u64 = 60;
 
 /// What may happen in one world.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +45,16 @@ pub(crate) struct Profile {
     pub(crate) unreachable: bool,
     /// Time passes in jumps, so that leases lapse and copies expire.
     pub(crate) jumps: bool,
+    /// Copies outlive everything.
+    pub(crate) long_ttl: bool,
+    /// Copy reads and puts of the base take their time.
+    pub(crate) slow: bool,
+    /// The set changes often.
+    pub(crate) restless: bool,
+    /// There are few reads.
+    pub(crate) quiet: bool,
+    /// There are few writes.
+    pub(crate) still: bool,
 }
 
 impl Profile {
@@ -67,6 +77,11 @@ impl Profile {
             rollback: false,
             unreachable: false,
             jumps: true,
+            long_ttl: false,
+            slow: false,
+            restless: false,
+            quiet: false,
+            still: false,
         }
     }
 }
@@ -113,6 +128,8 @@ struct Reader {
     low: u64,
     floor: u64,
     joined: bool,
+    /// What the base held when the read began.
+    base: u64,
     started: u64,
     life: u64,
     copy_life: u64,
@@ -181,9 +198,12 @@ impl World {
     pub(crate) fn new(seed: u64, profile: Profile) -> World {
         let mut plan = Plan::new(profile.form, ms(FILL), ms(IN_FLIGHT));
         (plan.mutant, plan.rounds_max) = (profile.mutant, 100_000);
+        if profile.long_ttl {
+            plan.ttl = ms(600);
+        }
         let mut ttl = plan.ttl.as_millis() as u64;
         if profile.mutant == Some(Mutant::ShortTtl) {
-            ttl = FILL / 2;
+            ttl = FILL / 4;
         }
         let process = || Process {
             floor: Floor::new(),
@@ -324,6 +344,7 @@ impl World {
         self.readers.push(Reader {
             id,
             joined,
+            base: self.store.seq(),
             process: p,
             get,
             low,
@@ -502,6 +523,11 @@ impl World {
                 image = other;
             }
             self.counts.fills += 1;
+            let filled = image.bytes.as_ref().map(number);
+            if self.store.seq_of(filled).is_some_and(|seq| seq < r.base && !self.store.is_lost(seq))
+            {
+                self.fail('f', format!("a fill writes {filled:?}, which was old when it began"));
+            }
             self.processes[p].filling.push((generation, i));
             let life = r.life;
             self.send(Owner::Fill(p, generation, i), Op::PutCopy { generation, i, image, life });
@@ -512,9 +538,11 @@ impl World {
     fn check(&mut self, r: &Reader, value: Option<&Bytes>) {
         self.counts.reads += 1;
         if std::env::var("HEATSINK_TRACE").is_ok() {
-            println!("{} READ {} p{} {value:?} floor {:?}", self.now, r.id, r.process, self.processes[r.process].floor);
+            println!(
+                "{} READ {} p{} {value:?} floor {:?}",
+                self.now, r.id, r.process, self.processes[r.process].floor
+            );
         }
-        let number = |v: &Bytes| std::str::from_utf8(v).unwrap().parse().unwrap();
         let got = self.store.seq_of(value.map(number)).expect("the base never held it");
         self.counts.trace = (self.counts.trace ^ got).wrapping_mul(0x100_0000_01b3);
         let p = r.process;
@@ -525,10 +553,14 @@ impl World {
         let stale = r.started.saturating_sub(next);
         let bound = FILL + IN_FLIGHT + self.plan.ttl.as_millis() as u64;
         let low = r.low.min(self.done);
-        if got < low && !lost {
+        let lost_and_replaced = lost && self.store.lost.is_some_and(|(_, until)| low >= until);
+        if got < low && !lost || lost_and_replaced {
             let check = if self.store.history[low as usize].1.is_none() { 'd' } else { 'c' };
             let since = r.started;
-            self.fail(check, format!("process {p}, read since {since}: {got} after {low} was done"));
+            self.fail(
+                check,
+                format!("process {p}, read since {since}: {got} after {low} was done"),
+            );
         } else if got < floor && !lost && (strong || r.floor <= self.processes[p].newest) {
             self.fail('a', format!("process {p} read {got} after it had read {floor}"));
         } else if r.copy_life != 0 && r.life != 0 && r.copy_life != r.life {
@@ -547,6 +579,10 @@ impl World {
         }
         self.counts.from_copies += u64::from(r.copy_life != 0);
     }
+}
+
+fn number(value: &Bytes) -> u64 {
+    std::str::from_utf8(value).unwrap().parse().unwrap()
 }
 
 fn look_op(generation: u64, look: Look) -> Op {

@@ -77,7 +77,11 @@ pub fn next(plan: &Plan, at: &At, want: u16) -> Step {
         if at.now < over && !plan.broken(wait_for) {
             return Step::WaitUntil(over);
         }
-        return match (opening, at.warmed || plan.broken(Mutant::NoWarm)) {
+        let unwarmed =
+            [Mutant::NoWarm, Mutant::NoRejoin, Mutant::SameNames, Mutant::SameNamesNoCell]
+                .into_iter()
+                .any(|mutant| plan.broken(mutant));
+        return match (opening, at.warmed || unwarmed) {
             (false, _) => to(set.readers, set.readers),
             (true, false) => Step::Warm(set),
             (true, true) => to(set.writers, set.writers),

@@ -250,7 +250,9 @@ mod tests {
     fn copies_fall_on_distinct_shards_and_none_on_the_bases() {
         let mut state = 7u64;
         let draw = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             state ^ (state >> 31)
         };
         let shard = |generation: u64, i: u16| {

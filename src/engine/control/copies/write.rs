@@ -355,16 +355,13 @@ impl Write {
         }
     }
 
-
     /// All copies of this pass have what they need, or will not get it.
     fn finish_pass(&mut self, plan: &Plan, now: Tick) {
         self.rounds = 0;
         let settle = self.unknown_at.filter(|_| !self.second && !plan.broken(Mutant::NoSettle));
         let twice = plan.form == Form::DeleteTwice && !plan.broken(Mutant::OneDelete);
         self.at = match settle {
-            Some(at) if twice => {
-                At::Wait(at.max(now).after(plan.in_flight * 2).after(plan.fill))
-            }
+            Some(at) if twice => At::Wait(at.max(now).after(plan.in_flight * 2).after(plan.fill)),
             Some(at) => At::Wait(at.after(plan.in_flight)),
             None if twice && !self.second && self.set.is_some() => {
                 At::Wait(now.after(plan.in_flight).after(plan.fill))
