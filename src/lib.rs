@@ -11,6 +11,7 @@
 //! - [`HotList`]: who is hot; [`Control`]: pins, denials, schedules, [`Explanation`]; [`Stats`]:
 //!   plain numbers.
 //! - `feed` (feature `feed`): one hot list for the processes of a host and of a fleet.
+//! - [`stream`]: writes announced from process to process.
 //! - [`engine`]: the decisions, pure: no clock, lock, thread or await. *The engine decides, the
 //!   shell acts.*
 //! - [`runtime`]: the only place that reads clocks and starts threads.
@@ -64,6 +65,7 @@ mod shed;
 mod stats;
 mod stock;
 pub mod store;
+pub mod stream;
 mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -100,6 +102,7 @@ pub use stock::{
     Accounts, Fate, Held, OpenHold, Reconciler, Stock, Taken, WaitingRoom, WaitingTicket,
 };
 pub use store::{Capability, Store};
+pub use stream::Invalidations;
 #[cfg(feature = "json")]
 pub use typed::Json;
 pub use typed::{Cached, Codec, Text, Typed};

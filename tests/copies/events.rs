@@ -43,6 +43,10 @@ impl World {
             }
             15..=17 => self.keep_lease(),
             18..=19 => self.coordinate(),
+            20 if self.broken(Mutant::ShortTtl) => {
+                let draw = self.rng.next_u64();
+                self.store.evict(draw);
+            }
             20..=21 => self.mischief(),
             22..=26 => self.pass_time(1),
             27 if self.profile.jumps && self.draw(3) == 0 => {
@@ -306,7 +310,9 @@ impl World {
         }
         let often = if self.profile.restless { 5 } else { 30 };
         if self.draw(often) == 0 && !self.ends {
-            self.want = self.draw(4) as u16;
+            let closes =
+                !matches!(self.profile.mutant, Some(Mutant::NoRejoin | Mutant::WarmBeforeWait));
+            self.want = if closes { self.draw(4) } else { 1 + self.draw(3) } as u16;
         }
         let record = self.store.record;
         if record.version != self.seen_version {

@@ -8,5 +8,7 @@
 mod store;
 mod world;
 
+mod fleet;
 mod mutants;
 mod promises;
+mod stream;

@@ -242,6 +242,14 @@ impl Store {
         }
     }
 
+    /// A copy goes before its time.
+    pub(crate) fn evict(&mut self, draw: u64) {
+        let keys: Vec<_> = self.copies.keys().copied().collect();
+        if !keys.is_empty() {
+            self.copies.remove(&keys[(draw % keys.len() as u64) as usize]);
+        }
+    }
+
     /// Applies one operation. `None`: the shard is down.
     pub(crate) fn apply(&mut self, plan: &Plan, op: &Op, now: u64, replica: bool) -> Option<Got> {
         if op.on_base() && now < self.down_until {

@@ -201,10 +201,7 @@ impl World {
         if profile.long_ttl {
             plan.ttl = ms(600);
         }
-        let mut ttl = plan.ttl.as_millis() as u64;
-        if profile.mutant == Some(Mutant::ShortTtl) {
-            ttl = FILL / 4;
-        }
+        let ttl = plan.ttl.as_millis() as u64;
         let process = || Process {
             floor: Floor::new(),
             lease: None,
