@@ -174,7 +174,9 @@ async fn rounds(hs: &Heatsink, readers: &[Reader], n: usize) -> Vec<f64> {
     let mut took = Vec::new();
     for round in 0..n {
         hs.put(KEY, format!("value {round}")).await.unwrap();
-        readers.iter().for_each(|reader| drop(reader.wait("holds")));
+        for reader in readers {
+            reader.wait("holds");
+        }
         // So that a delete falls anywhere into the life of a cached value, and after the readers
         // have said what they hold.
         let pause = 350 + (round as u64 * 37) % 400;

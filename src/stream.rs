@@ -10,6 +10,9 @@
 //! has been silent for [`Invalidations::silence`]. While it is cut, values are as old as
 //! [`NearCache::stale`](crate::NearCache::stale) allows, as without it.
 //!
+//! A write of unknown outcome is announced when it is given up. One that is applied later than that
+//! is seen within the stale limit.
+//!
 //! Whoever can publish to the channel can make its listeners load keys again, and nothing else.
 
 use crate::engine::data::announce::{Effect, Inbox, Message, Outbox, Said, digest};

@@ -30,7 +30,7 @@ fn mix(mut z: u64) -> u64 {
 
 /// Loads a second on each shard, in each of `seconds`, once the processes have joined.
 fn loads(set: Option<Set>, name: impl Fn(u64, u16) -> String, seconds: u64) -> Vec<Vec<u64>> {
-    let plan = Plan::new(Form::Atomic, Duration::from_secs(1), Duration::from_secs(10));
+    let plan = Plan::new(Form::Joint, Duration::from_secs(1), Duration::from_secs(10));
     let image = Image::new(1, Some(Bytes::from("value")), Tick(1));
     let mut floors = vec![Floor::new(); PROCESSES];
     floors.iter_mut().for_each(|floor| floor.learn(&plan, set, Tick(0)));

