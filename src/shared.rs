@@ -368,9 +368,7 @@ impl Shared {
         }
         let policy = &self.options.policy;
         let lives = if loaded.uncached { Some(Duration::ZERO) } else { stored.ttl_left };
-        Entry {
-            ages: policy.ages(started, lives, absent, self.roll()),
-        let ages = policy.ages(started, stored.ttl_left, absent, self.roll());
+        let ages = policy.ages(started, lives, absent, self.roll());
         let took = self.clock.now().since(started);
         Entry {
             // The hash is seeded, so one key has another phase in every process.
