@@ -11,6 +11,7 @@
 //! - [`HotList`]: who is hot; [`Control`]: pins, denials, schedules, [`Explanation`]; [`Stats`]:
 //!   plain numbers.
 //! - `feed` (feature `feed`): one hot list for the processes of a host and of a fleet.
+//! - [`copies`]: copies of one known read-hot key on several shards.
 //! - [`stream`]: writes announced from process to process.
 //! - [`engine`]: the decisions, pure: no clock, lock, thread or await. *The engine decides, the
 //!   shell acts.*
@@ -43,6 +44,7 @@ mod call;
 mod cell;
 mod config;
 mod control;
+pub mod copies;
 mod counter;
 mod driver;
 pub mod engine;

@@ -8,6 +8,7 @@
 mod store;
 mod world;
 
+mod copied;
 mod fleet;
 mod mutants;
 mod promises;
