@@ -473,6 +473,9 @@ impl Builder {
     /// Caps the calls that are under way to one shard. Default: off.
     pub fn bulkhead(mut self, bulkhead: Bulkhead) -> Builder {
         self.bulkhead = Some(bulkhead);
+        self
+    }
+
     /// Announces this process's writes to the others and hears theirs, so that a value that was
     /// changed or deleted elsewhere does not have to grow stale first. Default: none.
     pub fn invalidations(mut self, invalidations: Invalidations) -> Builder {
@@ -545,7 +548,6 @@ impl Builder {
             guard,
             seed,
             invalidations: self.invalidations,
-            seed: self.seed.unwrap_or_else(runtime::wall_seed),
             stripes: cores.next_power_of_two().min(64),
         };
         Heatsink::start(options, store, runtime)

@@ -68,6 +68,8 @@ pub(crate) fn user_key(name: &[u8]) -> &[u8] {
     let head =
         tag.and_then(|tag| rest[tag..].iter().position(|&byte| byte == b':').map(|at| tag + at));
     head.map_or(name, |head| &rest[head + 1..])
+}
+
 /// The copy with this number: in a hash slot of its own, whatever tags the key holds. A tag made of
 /// the whole name would put all copies of a key with a tag into one slot.
 pub(crate) fn copy(key: &[u8], generation: u64, i: u16) -> Key {
