@@ -48,6 +48,8 @@ const FILL: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(10);
 /// Attempts of a step of a write; with the pauses, about a second.
 const ROUNDS_MAX: u32 = 96;
+/// A write gives up on copies that have not answered by then.
+const LIMIT: Duration = Duration::from_secs(5);
 /// Errors of the base that one read sees before it gives up.
 const ERRORS_MAX: u32 = 3;
 
@@ -286,9 +288,13 @@ impl Copied {
         failed: &mut Option<Error>,
     ) {
         let (this, mut ttl_left) = (&*self.0, None);
+        let until = this.clock.now().after(LIMIT);
         loop {
-            let plan = &this.plan;
-            match write.poll(plan, this.clock.now()) {
+            let (plan, now) = (&this.plan, this.clock.now());
+            if now >= until {
+                write.give_up(plan, now);
+            }
+            match write.poll(plan, now) {
                 write::Step::Base | write::Step::BaseAndBump(_) => {
                     let answer = self.send_base(base.take(), failed).await;
                     write.handle_base(plan, this.clock.now(), answer);
