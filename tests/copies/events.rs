@@ -107,7 +107,7 @@ impl World {
             Some(got) => Answer::Applied(got),
         };
         let answer = if read && answer_is_unknown(&answer) { Answer::NotApplied } else { answer };
-        if std::env::var("HEATSINK_TRACE").is_ok() {
+        if self.told {
             println!("{} {:?} {:?} -> {answer:?}", self.now, call.owner, call.op);
         }
         self.route(call.owner, &call.op, answer);
@@ -116,7 +116,7 @@ impl World {
     fn route(&mut self, owner: Owner, op: &Op, answer: Answer<Got>) {
         match owner {
             Owner::Nobody => {}
-            Owner::Loader(p) => self.loaded(p, op, answer),
+            Owner::Loader(p) => self.loaded(p, answer),
             Owner::Fill(p, generation, i) => {
                 self.processes[p].filling.retain(|f| *f != (generation, i));
             }
@@ -125,7 +125,7 @@ impl World {
         }
     }
 
-    fn loaded(&mut self, p: usize, _op: &Op, answer: Answer<Got>) {
+    fn loaded(&mut self, p: usize, answer: Answer<Got>) {
         self.processes[p].loading = false;
         let Answer::Applied(Got::Record(record)) = answer else { return };
         let plan = self.plan;
@@ -317,19 +317,19 @@ impl World {
         let record = self.store.record;
         if record.version != self.seen_version {
             (self.seen_version, self.record_since) = (record.version, self.now);
-            (self.warmed, self.warming) = (false, self.warming);
+            self.warmed = false;
         }
         let same_names = self.broken(Mutant::SameNames) || self.broken(Mutant::SameNamesNoCell);
         let nonce = if same_names { 1 } else { self.rng.next_u64() | 1 };
-        let at = life::At {
+        let known = life::At {
             set: record.set,
-            since: self.tick_of(self.record_since),
+            since: super::at(self.record_since),
             warmed: self.warmed,
             now: self.tick(),
             wait: life::wait(ms(LEASE), 0),
             nonce,
         };
-        match life::next(&self.plan, &at, self.want) {
+        match life::next(&self.plan, &known, self.want) {
             life::Step::Rest | life::Step::WaitUntil(_) => {}
             life::Step::Change(set) => {
                 let new = record.set.is_none() && set.is_some();
@@ -339,10 +339,8 @@ impl World {
                 }
                 self.store.change(set, new);
             }
-            life::Step::Warm(set) if !self.plan.form.versioned() => {
-                let _ = set;
-                self.warmed = true;
-            }
+            // The reduced forms have nothing to warm their copies with: readers fill them.
+            life::Step::Warm(_) if !self.plan.form.versioned() => self.warmed = true,
             life::Step::Warm(set) => {
                 if !self.warming {
                     self.warming = true;
@@ -350,10 +348,6 @@ impl World {
                 }
             }
         }
-    }
-
-    fn tick_of(&self, ms: u64) -> heatsink::engine::time::Tick {
-        at(ms)
     }
 
     fn mischief(&mut self) {

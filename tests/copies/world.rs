@@ -186,6 +186,8 @@ pub(crate) struct World {
     /// Something that convergence is not promised after at all.
     void: bool,
     ends: bool,
+    /// Prints what happens: `HEATSINK_TRACE=1`.
+    told: bool,
     pub(crate) counts: Counts,
     wrong: Option<String>,
 }
@@ -234,6 +236,7 @@ impl World {
             dirty: false,
             void: false,
             ends: false,
+            told: std::env::var("HEATSINK_TRACE").is_ok(),
             counts: Counts::default(),
             wrong: None,
         };
@@ -534,7 +537,7 @@ impl World {
     /// The checks (a), (c), (d), (e), (f) on one read.
     fn check(&mut self, r: &Reader, value: Option<&Bytes>) {
         self.counts.reads += 1;
-        if std::env::var("HEATSINK_TRACE").is_ok() {
+        if self.told {
             println!(
                 "{} READ {} p{} {value:?} floor {:?}",
                 self.now, r.id, r.process, self.processes[r.process].floor
