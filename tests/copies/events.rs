@@ -390,7 +390,7 @@ impl World {
                 self.store.lose_copy(draw);
                 self.void = true;
             }
-            4 if self.profile.rollback && draw % 3 == 0 => drop(self.store.roll_back()),
+            4 if self.profile.rollback && draw % 3 == 0 => self.store.roll_back(),
             5 if self.profile.give_up && !self.writers.is_empty() => {
                 let k = (draw % self.writers.len() as u64) as usize;
                 let (plan, now) = (self.plan, self.tick());

@@ -52,7 +52,7 @@ fn no_promise_is_broken_under_faults() {
         return;
     }
     let mut sum = Counts::default();
-    for seed in 0..env("HEATSINK_SEEDS").unwrap_or(400) {
+    for seed in 0..env("HEATSINK_SEEDS").unwrap_or(2_000) {
         let counts = run(seed, profile_of(seed)).unwrap_or_else(|wrong| {
             panic!("{wrong}\nHEATSINK_SEED={seed} cargo test --release --test copies no_promise")
         });

@@ -112,6 +112,7 @@ pub(crate) struct Store {
     before: BTreeMap<(u64, u16), Option<Held>>,
     pub(crate) record: Record,
     pub(crate) records: Vec<Record>,
+    rolled_back: bool,
     /// When each base operation was applied, in order; its value, or none for a delete.
     pub(crate) history: Vec<(u64, Option<u64>)>,
     /// Numbers between these, exclusive, were taken away by a failover.
@@ -135,6 +136,7 @@ impl Store {
             before: BTreeMap::new(),
             record,
             records: vec![record],
+            rolled_back: false,
             history: vec![(0, None), (0, Some(0))],
             lost: None,
             ttl,
@@ -153,10 +155,10 @@ impl Store {
         self.records.push(self.record);
     }
 
-    /// The registry loses its last change.
-    pub(crate) fn roll_back(&mut self) -> bool {
-        if self.records.len() < 2 {
-            return false;
+    /// The registry loses its last change; once in a run, since nothing is promised beyond that.
+    pub(crate) fn roll_back(&mut self) {
+        if self.records.len() < 2 || std::mem::replace(&mut self.rolled_back, true) {
+            return;
         }
         self.records.pop();
         let (version, life) = (self.record.version + 1, self.record.life);
@@ -167,7 +169,6 @@ impl Store {
             self.record.life = life;
         }
         *self.records.last_mut().unwrap() = self.record;
-        true
     }
 
     pub(crate) fn drop_cell(&mut self, generation: u64) {
