@@ -12,6 +12,7 @@ use crate::salt::Salt;
 use crate::shed::guard::Guard;
 use crate::shed::options::{Admission, Bulkhead, Retries};
 use crate::store::{DynStore, Store};
+use crate::stream::Invalidations;
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -36,6 +37,8 @@ pub struct NearCache {
     pub(crate) bytes_max: usize,
     pub(crate) value_bytes_max: usize,
     pub(crate) keys_max: usize,
+    early: bool,
+    phased: bool,
 }
 
 impl Default for NearCache {
@@ -49,6 +52,8 @@ impl Default for NearCache {
             bytes_max: 64 << 20,
             value_bytes_max: 1 << 20,
             keys_max: 4096,
+            early: false,
+            phased: false,
         }
     }
 }
@@ -121,6 +126,24 @@ impl NearCache {
     #[must_use]
     pub fn keys_max(mut self, keys: usize) -> NearCache {
         self.keys_max = keys;
+        self
+    }
+
+    /// Begins each refresh earlier by as long as the load of the value took (at most half the fresh
+    /// time), so that the next value is there when this one stops being fresh. Default: no.
+    #[must_use]
+    pub fn early_refresh(mut self, early: bool) -> NearCache {
+        self.early = early;
+        self
+    }
+
+    /// Gives each process a phase of its own at which it refreshes a key, in place of the jitter:
+    /// processes that have all forgotten it at one instant (an invalidation, a reconnect) load it
+    /// together once, and from then on spread over the fresh time. For fleets of many processes.
+    /// Default: no.
+    #[must_use]
+    pub fn phased_refresh(mut self, phased: bool) -> NearCache {
+        self.phased = phased;
         self
     }
 
@@ -200,6 +223,7 @@ pub struct Detect {
     samples_per_sec: u32,
     found_max: usize,
     ceiling: Option<Ceiling>,
+    processes: u32,
     observe_only: bool,
 }
 
@@ -215,6 +239,7 @@ impl Default for Detect {
             samples_per_sec: 20_000,
             found_max: defaults.watched_max,
             ceiling: None,
+            processes: 1,
             observe_only: false,
         }
     }
@@ -287,6 +312,15 @@ impl Detect {
         self
     }
 
+    /// How many processes like this one read the same store. With it and
+    /// [`ceiling`](Detect::ceiling), the advice on copies and slots counts the whole fleet: its
+    /// demand is taken as this many times the process's own. Default: 1.
+    #[must_use]
+    pub fn processes(mut self, processes: u32) -> Detect {
+        self.processes = processes.max(1);
+        self
+    }
+
     /// Finds, explains and tells what it would do, and treats no key, pinned ones included: no value
     /// is served from memory. Reads that come together still share a load, and adds a round trip.
     /// How a service starts.
@@ -328,6 +362,7 @@ impl Detect {
                     near_reads_per_sec: self.promote_at,
                     near_ttl: near.fresh,
                     ceiling: self.ceiling,
+                    processes: self.processes,
                     ..treat::Options::default()
                 },
                 ..detect::Options::default()
@@ -345,6 +380,7 @@ pub(crate) struct Options {
     pub(crate) loads: Loads,
     pub(crate) adds: Adds,
     pub(crate) salt: Option<Salt>,
+    pub(crate) invalidations: Option<Invalidations>,
     pub(crate) policy: Policy,
     pub(crate) steering: steering::Options,
     pub(crate) admission: Option<Admission>,
@@ -377,6 +413,7 @@ pub struct Builder {
     admission: Option<Admission>,
     retries: Option<Retries>,
     bulkhead: Option<Bulkhead>,
+    invalidations: Option<Invalidations>,
     runtime: Option<Arc<dyn Runtime>>,
     seed: Option<u64>,
     cores: Option<NonZeroUsize>,
@@ -394,6 +431,7 @@ impl Builder {
             admission: None,
             retries: None,
             bulkhead: None,
+            invalidations: None,
             runtime: None,
             seed: None,
             cores: None,
@@ -439,6 +477,13 @@ impl Builder {
     /// Caps the calls that are under way to one shard. Default: off.
     pub fn bulkhead(mut self, bulkhead: Bulkhead) -> Builder {
         self.bulkhead = Some(bulkhead);
+        self
+    }
+
+    /// Announces this process's writes to the others and hears theirs, so that a value that was
+    /// changed or deleted elsewhere does not have to grow stale first. Default: none.
+    pub fn invalidations(mut self, invalidations: Invalidations) -> Builder {
+        self.invalidations = Some(invalidations);
         self
     }
 
@@ -494,6 +539,8 @@ impl Builder {
             jitter_permille: near.jitter_permille,
             cool_down: near.cool_down,
             resolution: runtime.clock().resolution(),
+            early: near.early,
+            phased: near.phased,
         };
         let seed = self.seed.unwrap_or_else(runtime::wall_seed);
         let (mut store, mut guard) = (self.store, None);
@@ -512,6 +559,7 @@ impl Builder {
             admission: self.admission,
             guard,
             seed,
+            invalidations: self.invalidations,
             stripes: cores.next_power_of_two().min(64),
         };
         Heatsink::start(options, store, runtime)

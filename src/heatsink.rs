@@ -15,6 +15,7 @@ use crate::sample::Seen;
 use crate::shared::{Begin, Loaded, Shared};
 use crate::stats::Stats;
 use crate::store::{DynStore, Store};
+use crate::stream;
 use crate::typed::{Codec, Typed};
 use crate::value::Value;
 use std::error::Error as StdError;
@@ -76,6 +77,7 @@ impl Heatsink {
     ) -> Result<Heatsink> {
         let shared = Arc::new(Shared::new(options, store, runtime));
         let driver = DriverHandle::start(&shared)?;
+        stream::start(&shared);
         Ok(Heatsink(Arc::new(Handle { shared, driver })))
     }
 
@@ -522,7 +524,7 @@ impl Heatsink {
             let load = from.load(&shared, key.clone(), false);
             let loaded = call::catch(load).await.and_then(|r| r);
             let loaded = loaded.map_err(|e| e.with_key(&key))?;
-            let entry = Arc::new(shared.entry(loaded, 0, started));
+            let entry = Arc::new(shared.entry(loaded, 0, started, 0));
             Ok(Value::loaded(entry, shared.clock.now()))
         })
     }

@@ -12,6 +12,8 @@
 //! - [`HotList`]: who is hot; [`Control`]: pins, denials, schedules, [`Explanation`]; [`Stats`]:
 //!   plain numbers.
 //! - `feed` (feature `feed`): one hot list for the processes of a host and of a fleet.
+//! - [`copies`]: copies of one known read-hot key on several shards.
+//! - [`stream`]: writes announced from process to process.
 //! - [`engine`]: the decisions, pure: no clock, lock, thread or await. *The engine decides, the
 //!   shell acts.*
 //! - [`runtime`]: the only place that reads clocks and starts threads.
@@ -43,6 +45,7 @@ mod call;
 mod cell;
 mod config;
 mod control;
+pub mod copies;
 mod counter;
 mod driver;
 pub mod engine;
@@ -67,6 +70,7 @@ mod shed;
 mod stats;
 mod stock;
 pub mod store;
+pub mod stream;
 mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -108,6 +112,7 @@ pub use stock::{
     Accounts, Fate, Held, OpenHold, Reconciler, Stock, Taken, WaitingRoom, WaitingTicket,
 };
 pub use store::{Capability, Store};
+pub use stream::Invalidations;
 #[cfg(feature = "json")]
 pub use typed::Json;
 pub use typed::{Cached, Codec, Text, Typed};

@@ -6,7 +6,7 @@
 //! reserved: a key of the user's that begins with it could collide.
 
 use crate::engine::control::salt::{Gen, Kind, Slot, fnv1a_64, mix};
-use crate::key::Key;
+use crate::key::{self, Key};
 
 /// What a physical name stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,6 +74,40 @@ pub(crate) fn user_key(name: &[u8]) -> &[u8] {
     head.map_or(name, |head| &rest[head + 1..])
 }
 
+/// The copy with this number: in a hash slot of its own, whatever tags the key holds. A tag made of
+/// the whole name would put all copies of a key with a tag into one slot.
+pub(crate) fn copy(key: &[u8], generation: u64, i: u16) -> Key {
+    let tag = mix(fnv1a_64(key) ^ mix(generation.wrapping_add(u64::from(i) + 1)));
+    let head = format!("{{hs:{tag:016x}}}copy.{generation:x}.{i}:");
+    Key::from([head.as_bytes(), key].concat())
+}
+
+/// The version cell of a generation of copies: in the hash slot of the key itself, so that both
+/// fail over together.
+pub(crate) fn cell(key: &[u8], generation: u64) -> Key {
+    Key::from(beside(key, &format!("cell.{generation:x}")))
+}
+
+/// The key that stands beside `key` in its slot and holds what is remembered of it: ids, holds.
+///
+/// It is `{tag}\x01hs:what`, followed by the key where that is more than its tag. A key whose tag
+/// cannot be repeated in braces gets the first number that falls into its slot for a tag.
+pub(crate) fn beside(key: &[u8], what: &str) -> Vec<u8> {
+    let slot = key::cluster_slot(key);
+    let named = |tag: &[u8]| {
+        let (colon, rest): (&[u8], _) = if tag == key { (b"", &b""[..]) } else { (b":", key) };
+        [b"{", tag, b"}\x01hs:", what.as_bytes(), colon, rest].concat()
+    };
+    let plain = named(key::hash_tag(key));
+    if key::cluster_slot(&plain) == slot {
+        return plain;
+    }
+    // One in 16,384 numbers falls into a slot; a hundred times as many miss it with e^-100.
+    let mut tags = (0..1_638_400u32).map(|n| n.to_string());
+    let tag = tags.find(|tag| key::cluster_slot(tag.as_bytes()) == slot).unwrap_or_default();
+    named(tag.as_bytes())
+}
+
 /// The list of all keys that have a record.
 pub(crate) fn list() -> Key {
     Key::from("{hs:registry}list")
@@ -138,6 +172,19 @@ mod tests {
             .map(|b| cluster_slot(&Part::Bucket { seed: 1, bucket: b }.of(b"sku")))
             .collect();
         assert!(slots.len() > 250, "{} slots", slots.len());
+    }
+
+    #[test]
+    fn copies_lie_in_slots_of_their_own_and_the_cell_in_its_keys() {
+        for name in ["post:9", "{u1}:post", "a}b{", "{}", ""] {
+            let key = name.as_bytes();
+            let slots: std::collections::BTreeSet<_> =
+                (0..8).map(|i| cluster_slot(&copy(key, 7, i))).collect();
+            assert!(slots.len() >= 7, "{name}: {slots:?}");
+            assert_eq!(cluster_slot(&cell(key, 7)), cluster_slot(key), "{name}");
+            assert_ne!(copy(key, 1, 11), copy(key, 11, 1));
+            assert_ne!(cell(key, 1), cell(key, 2));
+        }
     }
 
     #[test]

@@ -24,6 +24,7 @@ use crate::salt::Salted;
 use crate::sample::{Sampler, Seen};
 use crate::shed::Shed;
 use crate::store::{DynStore, Stored};
+use crate::stream::Stream;
 use crate::sync::{ArcSwap, AtomicU64, Mutex, Ordering};
 use ahash::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -70,6 +71,8 @@ pub(crate) struct Shared {
     /// Only where the user asked for it.
     pub(crate) salted: Option<Box<Salted>>,
     pub(crate) shed: Shed,
+    /// Where writes are announced, if they are.
+    pub(crate) stream: Option<Stream>,
     dice: AtomicU64,
     /// How many values were not cached because the hot tier had no room.
     pub(crate) refused_full: AtomicU64,
@@ -126,6 +129,7 @@ impl Shared {
         let counters = Counters::new(seed, options.adds.writer.as_deref());
         let salted = options.salt.as_ref().map(|salt| Box::new(Salted::new(salt, &store)));
         let shed = Shed::new(&options, &clock);
+        let stream = options.invalidations.clone().map(|i| Stream::new(i, seed, clock.now()));
         Shared {
             hot: HotLine { epoch: AtomicU64::new(0), index_until: AtomicU64::new(0) },
             index: ArcSwap::from_pointee(Index::default()),
@@ -146,6 +150,7 @@ impl Shared {
             counters,
             salted,
             shed,
+            stream,
             dice: AtomicU64::new(seed),
             refused_full: AtomicU64::new(0),
             refused_older: AtomicU64::new(0),
@@ -326,7 +331,7 @@ impl Shared {
         (flight, started): (FlightId, Tick),
         outcome: Result<Loaded>,
     ) {
-        let entry = outcome.map(|loaded| Arc::new(self.entry(loaded, flight, started)));
+        let entry = outcome.map(|loaded| Arc::new(self.entry(loaded, flight, started, hash)));
         let mut gate = self.stripe(hash).lock();
         let when = (self.clock.now(), self.epoch());
         let landing = gate.land(hash, key, flight, when);
@@ -353,7 +358,13 @@ impl Shared {
         }
     }
 
-    pub(crate) fn entry(&self, loaded: Loaded, flight: FlightId, started: Tick) -> Entry {
+    pub(crate) fn entry(
+        &self,
+        loaded: Loaded,
+        flight: FlightId,
+        started: Tick,
+        phase: u64,
+    ) -> Entry {
         let absent = loaded.stored.is_none();
         let stored = loaded.stored.unwrap_or_default();
         let decoded = OnceLock::new();
@@ -362,8 +373,11 @@ impl Shared {
         }
         let policy = &self.options.policy;
         let lives = if loaded.uncached { Some(Duration::ZERO) } else { stored.ttl_left };
+        let ages = policy.ages(started, lives, absent, self.roll());
+        let took = self.clock.now().since(started);
         Entry {
-            ages: policy.ages(started, lives, absent, self.roll()),
+            // The hash is seeded, so one key has another phase in every process.
+            ages: policy.timed(ages, took, phase),
             bytes: stored.bytes,
             absent,
             by_loader: loaded.by_loader,
@@ -470,6 +484,12 @@ impl Shared {
         let quarantine = self.store.max_in_flight_time();
         let mut gate = self.stripe(hash).lock();
         gate.end_write((hash, key), slot, outcome, self.clock.now(), quarantine);
+        drop(gate);
+        if let Some(stream) = &self.stream
+            && outcome != Some(error::Outcome::NotApplied)
+        {
+            stream.wrote(self.clock.now(), key);
+        }
     }
 
     pub(crate) fn invalidate(&self, hash: u64, key: &Key) {

@@ -67,6 +67,13 @@ pub struct Stats {
     pub windows_stalled: u64,
     /// A key is hot from this many requests a second on, at the present sampling.
     pub threshold_per_sec: f64,
+    /// Writes that were announced to other processes.
+    pub announced: u64,
+    /// Keys that were forgotten because another process announced a write.
+    pub announcements_heard: u64,
+    /// Times at which everything was forgotten because the stream of announcements had a gap; the
+    /// first is its start.
+    pub stream_gaps: u64,
     /// Turns of the driver that ended in a panic of something they called. Look for its message.
     pub driver_panics: u64,
     /// One request in this many is sampled now.
@@ -140,7 +147,11 @@ impl Stats {
         let hottest_over_mean_shard = steering.shards().hottest_over_mean();
         drop(steering);
         let books = shared.books.lock();
+        let stream = shared.stream.as_ref().map(|stream| stream.counts()).unwrap_or_default();
         Stats {
+            announced: stream.announced,
+            announcements_heard: stream.heard,
+            stream_gaps: stream.gaps,
             hits_fresh: books.hits_fresh,
             hits_stale: books.hits_stale,
             misses: books.misses,

@@ -3,8 +3,6 @@
 //! A wrapper that is only there when one of the two was asked for: without it calls go to the
 //! user's store directly.
 
-mod pass;
-
 use super::ShedStats;
 use super::options::{Bulkhead, Retries};
 use crate::adds::count;

@@ -1,4 +1,4 @@
-//! A guarded store, operation by operation: what may be repeated, and what may not.
+//! The calls of a store, each passed on through its bulkhead; what may be repeated is said here.
 
 use super::guard::{Guard, Repeat};
 use crate::error::Result;
@@ -69,6 +69,10 @@ impl DynStore for Guard {
 
     fn claim_lane(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Stored>> {
         self.call(&key.clone(), Repeat::Yes, move |store| store.claim_lane(key.clone()))
+    }
+
+    fn seal(self: Arc<Self>, key: Key, tag: u64) -> BoxFuture<'static, Result<i64>> {
+        self.call(&key.clone(), Repeat::Yes, move |store| store.seal(key.clone(), tag))
     }
 
     fn get_uncached(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Option<Stored>>> {

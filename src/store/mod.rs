@@ -240,6 +240,11 @@ pub trait Store: Send + Sync + 'static {
 
     /// Sets `key` to `value` at `version` if the version there is older or absent; whether it was.
     /// Repeating it is harmless. Capability `put_if_newer`.
+    ///
+    /// Only this and [`claim_lane`](Store::claim_lane) give a value a place in the order. What any
+    /// other operation wrote (a put, an add, a compare-and-set) has none and is older than every
+    /// version, whatever [`Stored::version`] shows for it; a put over a versioned value ends its
+    /// order. So a store needs to keep nothing beside a plain value.
     fn put_if_newer(
         &self,
         key: &Key,

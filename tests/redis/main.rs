@@ -9,6 +9,7 @@
 #![allow(clippy::allow_attributes, reason = "not every module needs each of them")]
 
 mod adds;
+mod copies;
 mod failover;
 mod faults;
 #[cfg(feature = "feed")]

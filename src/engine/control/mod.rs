@@ -24,8 +24,10 @@
 //! - [`rotation`]: which step of that change is due.
 //! - [`sizing`]: how many slots, where they may share a shard.
 //! - [`stock`]: units in buckets, and the work that moves them.
+//! - [`copies`]: copies of a read-hot key on several shards.
 
 pub mod aggregate;
+pub mod copies;
 pub mod detect;
 pub mod fed;
 pub mod fleet;

@@ -522,7 +522,12 @@ impl Steering {
                 key_permille: if rate > 0.0 { permille((load / rate).min(1.0)) } else { 0 },
             }
         });
-        treat::decide(options, &Situation { shard, ..Situation::alone(own, last.near) })
+        let n = f64::from(options.processes);
+        let fleet =
+            Rates { reads_per_sec: own.reads_per_sec * n, writes_per_sec: own.writes_per_sec * n };
+        let processes = options.processes;
+        let alone = Situation::alone(own, last.near);
+        treat::decide(options, &Situation { shard, fleet, processes, ..alone })
     }
 
     fn entry_of_found(&self, now: Tick, hash: u64, f: &Found, treated: &BTreeSet<Key>) -> HotKey {

@@ -11,6 +11,7 @@
 //!   write units a partition; Firestore: about one write a second a document; Redis: what one
 //!   thread serves); the rule for a busy shard is the routers' in the article on sharding, part 3.
 
+use super::copies::size::{Demand, Refused, Sizing, size};
 use std::fmt;
 use std::time::Duration;
 
@@ -55,6 +56,8 @@ pub struct Options {
     pub busy_permille: u32,
     /// A key above this share of a busy shard is treated below the shard's ceiling already.
     pub share_permille: u32,
+    /// Processes that ask for the same keys as this one does.
+    pub processes: u32,
 }
 
 impl Default for Options {
@@ -66,6 +69,7 @@ impl Default for Options {
             target_permille: 800,
             busy_permille: 700,
             share_permille: 100,
+            processes: 1,
         }
     }
 }
@@ -180,6 +184,8 @@ pub struct Advice {
     pub treatment: Treatment,
     /// Why.
     pub reason: Reason,
+    /// The arithmetic behind a number of copies, or behind there being none.
+    pub copies: Option<Result<Sizing, Refused>>,
 }
 
 /// What to do about a key.
@@ -291,9 +297,30 @@ fn advise_reads(options: &Options, at: &Situation, ceiling: &Ceiling) -> Option<
     if left <= 0.0 {
         let target_per_sec = left + taken;
         let reason = Reason::WritesFillCopies { writes_per_sec: taken, target_per_sec };
-        return Some(Advice { treatment: Treatment::Shed, reason });
+        return Some(Advice { treatment: Treatment::Shed, reason, copies: None });
     }
-    Some(Advice { treatment: Treatment::Copies { copies: parts(load, left) }, reason })
+    let copies = Some(size_copies(options, at, ceiling, taken));
+    Some(Advice { treatment: Treatment::Copies { copies: parts(load, left) }, reason, copies })
+}
+
+/// The arithmetic of copies for the whole fleet.
+fn size_copies(
+    options: &Options,
+    at: &Situation,
+    ceiling: &Ceiling,
+    writes_per_sec: f64,
+) -> Result<Sizing, Refused> {
+    size(&Demand {
+        reads_per_sec: at.fleet.reads_per_sec,
+        writes_per_sec,
+        processes: at.processes,
+        near_ttl: at.near.then_some(options.near_ttl),
+        ceiling_per_sec: ceiling.reads_per_sec,
+        target_permille: options.target_permille,
+        // A fill may take 1 s and a call of unknown outcome 10 s: the defaults, and a quarter.
+        copy_ttl: Duration::from_millis(13_750),
+        load_time: Duration::from_millis(5),
+    })
 }
 
 fn advise_writes(options: &Options, at: &Situation, ceiling: &Ceiling) -> Option<Advice> {
@@ -308,7 +335,7 @@ fn advise_writes(options: &Options, at: &Situation, ceiling: &Ceiling) -> Option
     } else {
         Treatment::Shed
     };
-    Some(Advice { treatment, reason })
+    Some(Advice { treatment, reason, copies: None })
 }
 
 /// The smallest number of parts, of two or more, that brings each to `left` or below.
@@ -355,7 +382,12 @@ impl fmt::Display for Reason {
 
 impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.treatment, self.reason)
+        write!(f, "{}: {}", self.treatment, self.reason)?;
+        match &self.copies {
+            Some(Ok(sizing)) => write!(f, " ({sizing})"),
+            Some(Err(refused)) => write!(f, " ({refused})"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -398,7 +430,12 @@ mod tests {
         let at = Situation { processes: 5_000, ..at };
         let advice = decide(&with(Ceiling::DYNAMODB), &at).reads.unwrap();
         assert_eq!(advice.treatment, Treatment::Copies { copies: 3 });
-        assert_eq!(advice.to_string(), "3 copies: 5000/s on one shard, planned for 2400/s");
+        assert_eq!(
+            advice.to_string(),
+            "3 copies: 5000/s on one shard, planned for 2400/s (5000 processes ÷ 1 s = 5000 \
+             reads/s behind the near caches; 3 copies = ⌈5000 ÷ (0.8 × 3000 − 0)⌉: 1667/s on the \
+             shard of each, 2/s on the base's, 2400/s planned with)"
+        );
     }
 
     #[test]

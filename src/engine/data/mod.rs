@@ -4,6 +4,7 @@
 //! - [`bulkhead`]: places and a queue in front of one shard.
 //! - [`flight`]: one running load and the callers that wait for it.
 //! - [`near`]: how old a cached value may be, and which of two values wins.
+//! - [`announce`]: what processes tell each other of their writes.
 //! - [`adds`]: adds of one counter that travel together.
 //! - [`admit`]: budgets per key and per tenant.
 //! - [`approx`]: counting for display, one add in k.
@@ -15,6 +16,7 @@
 
 pub mod adds;
 pub mod admit;
+pub mod announce;
 pub mod approx;
 pub mod bulkhead;
 pub mod flight;

@@ -29,6 +29,10 @@ pub struct Policy {
     pub cool_down: Duration,
     /// By how much the clock may lag behind; subtracted from every limit.
     pub resolution: Duration,
+    /// A refresh begins earlier by as long as the last load took.
+    pub early: bool,
+    /// Refreshes begin at the process's own phase of the fresh time.
+    pub phased: bool,
 }
 
 /// Until when one cached value may be served. Drawn once, when it is cached.
@@ -63,12 +67,38 @@ impl Policy {
         let fresh = if absent { self.absent_fresh } else { self.fresh };
         let stale = if absent { self.absent_stale() } else { self.stale };
         let limit = ttl_left.map_or(stale, |ttl| ttl.min(stale)).saturating_sub(self.resolution);
-        let fresh = jittered(fresh, self.jitter_permille, dice).saturating_sub(self.resolution);
+        let jitter = if self.phased { 0 } else { self.jitter_permille };
+        let fresh = jittered(fresh, jitter, dice).saturating_sub(self.resolution);
         Ages {
             started,
             fresh_until: started.after(fresh.min(limit)),
             stale_until: started.after(limit),
         }
+    }
+
+    /// `ages` with the start of the refresh moved forward, never back: by as long as the load
+    /// `took`, so that the next value is there when this one stops being fresh; and to the
+    /// process's own `phase` (any 64 bits that stay the same for one key in one process).
+    ///
+    /// When a whole fleet has forgotten a key at one instant, it loads it at one instant, and would
+    /// do so again at every refresh. With phases the next refreshes are spread over half the fresh
+    /// time, and those after it stay so: a phase recurs every half of it, and the one within the
+    /// second half is taken.
+    #[must_use]
+    pub fn timed(&self, mut ages: Ages, took: Duration, phase: u64) -> Ages {
+        let fresh = ages.fresh_until.since(ages.started);
+        if self.phased {
+            let step = nanos(self.fresh.saturating_sub(self.resolution)) / 2;
+            if step > 0 {
+                let first = ages.started.0.saturating_add(step);
+                let past = (first.wrapping_sub(phase % step)) % step;
+                ages.fresh_until = ages.fresh_until.min(Tick(first.saturating_add(step - past)));
+            }
+        }
+        if self.early {
+            ages.fresh_until = ages.fresh_until.before(took.min(fresh / 2));
+        }
+        ages
     }
 
     /// The stale limit of an absent value: as many times its fresh time as for a present one.
@@ -152,6 +182,8 @@ mod tests {
             jitter_permille: 100,
             cool_down: Duration::from_millis(200),
             resolution: Duration::from_millis(4),
+            early: false,
+            phased: false,
         }
     }
 
@@ -200,6 +232,54 @@ mod tests {
         assert!(!rank(1, None).may_replace(&rank(2, None)));
         assert!(!rank(2, Some(4)).may_replace(&rank(1, Some(5))));
         assert!(rank(2, Some(5)).may_replace(&rank(1, Some(5))));
+    }
+
+    /// Loads in the busiest 10 ms of each round, of 1,000 processes that all load at one instant.
+    fn peaks(policy: &Policy) -> Vec<usize> {
+        let mut rng = 1u64;
+        let mut draw = || {
+            rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            rng ^ (rng >> 29)
+        };
+        let phases: Vec<u64> = (0..1_000).map(|_| draw()).collect();
+        let mut next = vec![Tick(77_000_000_000); 1_000];
+        (0..5)
+            .map(|_| {
+                let mut buckets = std::collections::BTreeMap::<u64, usize>::new();
+                for (at, phase) in next.iter_mut().zip(&phases) {
+                    *buckets.entry(at.0 / 10_000_000).or_default() += 1;
+                    let ages = policy.ages(*at, None, false, draw());
+                    let ages = policy.timed(ages, Duration::from_millis(2), *phase);
+                    assert!(ages.fresh_until > *at && ages.fresh_until <= ages.stale_until);
+                    *at = ages.fresh_until;
+                }
+                buckets.into_values().max().unwrap()
+            })
+            .collect()
+    }
+
+    /// 1,000 loads over 100 buckets are 10 a bucket; after a common reload they have half the
+    /// fresh time, 20 a bucket.
+    #[test]
+    fn a_fleet_that_reloads_together_does_so_once() {
+        let phased = peaks(&Policy { phased: true, ..policy() });
+        assert_eq!(phased[0], 1_000);
+        assert!(phased[1..].iter().all(|peak| *peak <= 45), "{phased:?}");
+        let jittered = peaks(&policy());
+        assert!(jittered[1] >= 45, "without phases it takes rounds: {jittered:?}");
+        let bare = peaks(&Policy { jitter_permille: 0, ..policy() });
+        assert_eq!(bare, [1_000; 5]);
+    }
+
+    #[test]
+    fn an_early_refresh_begins_as_much_earlier_as_the_load_took() {
+        let p = Policy { early: true, jitter_permille: 0, ..policy() };
+        let ages = p.ages(Tick(0), None, false, 0);
+        let took = Duration::from_millis(30);
+        assert_eq!(ages.fresh_until.since(p.timed(ages, took, 0).fresh_until), took);
+        let slow = p.timed(ages, Duration::from_secs(9), 0);
+        assert!(slow.fresh_until.0 >= ages.fresh_until.0 / 2, "never before the half of it");
+        assert_eq!(policy().timed(ages, took, 5), ages);
     }
 
     #[test]

@@ -30,6 +30,9 @@ struct Entry {
     bytes: Bytes,
     expires: Option<Tick>,
     version: Version,
+    /// `version` was given by `put_if_newer` or `claim_lane`; otherwise it only counts writes, and
+    /// every version is newer.
+    ordered: bool,
     /// The tag of the seal, where the counter is closed.
     sealed: Option<u64>,
 }
@@ -193,7 +196,11 @@ impl Shard {
     ) -> Result<()> {
         self.seq += 1;
         let version = Version::seq(self.seq);
-        self.set(key, Entry { bytes, expires: expiry(ttl, now), version, sealed: None }, now)
+        self.set(
+            key,
+            Entry { bytes, expires: expiry(ttl, now), version, ordered: false, sealed: None },
+            now,
+        )
     }
 
     fn set(&mut self, key: &Key, entry: Entry, now: Tick) -> Result<()> {
@@ -281,7 +288,7 @@ impl Shard {
         self.seq += 1;
         let version = Version::seq(self.seq);
         let bytes = Bytes::from(total.to_string());
-        self.set(key, Entry { bytes, expires, version, sealed }, now)
+        self.set(key, Entry { bytes, expires, version, ordered: false, sealed }, now)
     }
 
     pub(super) fn compare_and_set(
@@ -312,21 +319,25 @@ impl Shard {
         ttl: Option<Duration>,
         now: Tick,
     ) -> Result<bool> {
-        if self.live(key, now).is_some_and(|e| e.version >= version) {
+        if self.live(key, now).is_some_and(|e| e.ordered && e.version >= version) {
             return Ok(false);
         }
-        let entry = Entry { bytes, expires: expiry(ttl, now), version, sealed: None };
+        let expires = expiry(ttl, now);
+        let entry = Entry { bytes, expires, version, ordered: true, sealed: None };
         self.set(key, entry, now)?;
         Ok(true)
     }
 
     pub(super) fn claim_lane(&mut self, key: &Key, now: Tick) -> Result<Stored> {
         let (bytes, expires, incarnation) = match self.live(key, now) {
-            Some(e) => (e.bytes.clone(), e.expires, e.version.incarnation + 1),
+            Some(e) => {
+                let raised = if e.ordered { e.version.incarnation + 1 } else { 1 };
+                (e.bytes.clone(), e.expires, raised)
+            }
             None => (Bytes::new(), None, 1),
         };
         let version = Version { incarnation, seq: 0 };
-        let entry = Entry { bytes, expires, version, sealed: None };
+        let entry = Entry { bytes, expires, version, ordered: true, sealed: None };
         let mut stored = entry.stored(now, Shows { ttl: true, version: true });
         stored.version = Some(version);
         self.set(key, entry, now)?;

@@ -5,7 +5,8 @@
 //! eviction take version and value together. A sealed counter is its digits followed by [`SEAL`]
 //! and the tag, so that `INCRBY` refuses by itself.
 
-use crate::key::{self, Key};
+use crate::key::Key;
+pub(super) use crate::names::beside;
 use crate::store::{End, Hold, Stored, Version};
 use bytes::Bytes;
 use redis::Cmd;
@@ -104,26 +105,6 @@ impl Scripts {
             end_hold: Script::new(END_HOLD),
         }
     }
-}
-
-/// The key that stands beside `key` in its slot and holds what is remembered of it: ids, holds.
-///
-/// It is `{tag}\x01hs:what`, followed by the key where that is more than its tag. A key whose tag
-/// cannot be repeated in braces gets the first number that falls into its slot for a tag.
-pub(super) fn beside(key: &[u8], what: &str) -> Vec<u8> {
-    let slot = key::cluster_slot(key);
-    let named = |tag: &[u8]| {
-        let (colon, rest): (&[u8], _) = if tag == key { (b"", &b""[..]) } else { (b":", key) };
-        [b"{", tag, b"}\x01hs:", what.as_bytes(), colon, rest].concat()
-    };
-    let plain = named(key::hash_tag(key));
-    if key::cluster_slot(&plain) == slot {
-        return plain;
-    }
-    // One in 16,384 numbers falls into a slot; a hundred times as many miss it with e^-100.
-    let mut tags = (0..1_638_400u32).map(|n| n.to_string());
-    let tag = tags.find(|tag| key::cluster_slot(tag.as_bytes()) == slot).unwrap_or_default();
-    named(tag.as_bytes())
 }
 
 /// KEYS 1 value; ARGV expected, new, ttl in ms or "".
@@ -286,6 +267,7 @@ pub(super) fn end(letter: &str) -> Option<Option<End>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key;
 
     #[test]
     fn frames_and_seals_are_taken_off_and_nothing_else_is() {

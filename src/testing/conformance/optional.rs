@@ -33,6 +33,7 @@ async fn writes<S: Store>(cx: &Cx<S>, report: &mut Report, can: Capability) {
             "an incarnation outranks any number" => newer_incarnation,
             "in any order the newest is left" => newer_race,
             "its values expire, and an expired version is forgotten" => newer_ttl,
+            "what another operation wrote is older than every version" => newer_plain,
         );
     } else {
         checks!(report, cx, "put_if_newer": "not named, so unsupported" => no_newer);
@@ -295,6 +296,24 @@ async fn newer_ttl<S: Store>(cx: Cx<S>) -> Seen {
     same("after its ttl", &cx.bytes(&key).await?, &None)?;
     same("an older one", &put_at(&cx, &key, 0, 1).await?, &true)?;
     clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn newer_plain<S: Store>(cx: Cx<S>) -> Seen {
+    let (key, count) = (cx.key("plain"), cx.key("count"));
+    for _ in 0..3 {
+        ok("put", cx.store.put(&key, "plain".into(), None).await)?;
+        ok("add", cx.store.add(&count, 5).await)?;
+    }
+    same("over a put", &put_at(&cx, &key, 0, 1).await?, &true)?;
+    same("over an add", &put_at(&cx, &count, 0, 1).await?, &true)?;
+    same("the order holds", &put_at(&cx, &key, 0, 1).await?, &false)?;
+    same("and goes on", &put_at(&cx, &key, 7, 7).await?, &true)?;
+    ok("put", cx.store.put(&key, "plain".into(), None).await)?;
+    same("get", &cx.bytes(&key).await?, &Some("plain".into()))?;
+    same("a put has ended the order", &put_at(&cx, &key, 0, 1).await?, &true)?;
+    clean(&cx, &key).await;
+    clean(&cx, &count).await;
     Ok(())
 }
 
