@@ -240,10 +240,12 @@ impl Salted {
             Step::Wait(due) => return Ok(Some(due)),
             step => self.take(shared, key, record.as_ref(), &plan, step).await?,
         };
-        if took && !own && matches!(step, Step::Announce { .. } | Step::Replace(_)) {
-            if let Some(job) = self.jobs.lock().0.get_mut(key) {
-                job.own = true;
-            }
+        if took
+            && !own
+            && matches!(step, Step::Announce { .. } | Step::Replace(_))
+            && let Some(job) = self.jobs.lock().0.get_mut(key)
+        {
+            job.own = true;
         }
         if !took {
             count(&self.tallies.steps_failed, 1);
@@ -260,7 +262,7 @@ impl Salted {
         plan: &plan::Salt,
     ) -> Result<()> {
         let known = self.registrar.with(|catalog| catalog.is_published(key, record.stamp()));
-        let seen = self.jobs.lock().0.get(key).map_or(Stamp::default(), |job| job.seen);
+        let seen = self.jobs.lock().0.get(key).map_or_else(Stamp::default, |job| job.seen);
         if known && seen == record.stamp() {
             return Ok(());
         }

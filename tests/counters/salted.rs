@@ -1,6 +1,7 @@
 //! What salted counters promise, one test per promise.
 
 use super::MS;
+use heatsink::engine::time::Tick;
 use heatsink::store::memory::Placement;
 use heatsink::store::{Capability, MemoryStore, Store};
 use heatsink::testing::SimRuntime;
@@ -317,6 +318,29 @@ struct Viral {
     failed: u64,
 }
 
+/// 2,500 adds a second until then, each a task of its own.
+fn flood(
+    rt: &SimRuntime,
+    hs: &Heatsink,
+    stop: Tick,
+    (acked, failed): (&Arc<AtomicI64>, &Arc<AtomicU64>),
+) {
+    let (own, counter) = (rt.clone(), hs.counter("viral"));
+    let (acked, failed) = (acked.clone(), failed.clone());
+    rt.spawn(async move {
+        while own.now() < stop {
+            let (counter, acked, failed) = (counter.clone(), acked.clone(), failed.clone());
+            own.spawn(async move {
+                match counter.add(1).await {
+                    Ok(()) => drop(acked.fetch_add(1, Ordering::Relaxed)),
+                    Err(_) => drop(failed.fetch_add(1, Ordering::Relaxed)),
+                }
+            });
+            own.sleep(Duration::from_micros(400)).await;
+        }
+    });
+}
+
 fn viral(salt: impl Fn() -> Salt, seal: bool) -> Viral {
     let rt = SimRuntime::new(11);
     let mut can = Capability::all();
@@ -334,22 +358,7 @@ fn viral(salt: impl Fn() -> Salt, seal: bool) -> Viral {
     rt.run_for(2 * SEC);
     let (acked, failed) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicU64::new(0)));
     let stop = rt.now().after(6 * SEC);
-    for hs in &processes {
-        let (rt2, counter) = (rt.clone(), hs.counter("viral"));
-        let (acked, failed) = (acked.clone(), failed.clone());
-        rt.spawn(async move {
-            while rt2.now() < stop {
-                let (counter, acked, failed) = (counter.clone(), acked.clone(), failed.clone());
-                rt2.spawn(async move {
-                    match counter.add(1).await {
-                        Ok(()) => drop(acked.fetch_add(1, Ordering::Relaxed)),
-                        Err(_) => drop(failed.fetch_add(1, Ordering::Relaxed)),
-                    }
-                });
-                rt2.sleep(Duration::from_micros(400)).await;
-            }
-        });
-    }
+    processes.iter().for_each(|hs| flood(&rt, hs, stop, (&acked, &failed)));
     let home = store.place(b"viral");
     let other = (0..).map(|i| format!("other:{i}")).find(|k| store.place(k.as_bytes()) == home);
     let waits = Arc::new(Mutex::new((Duration::ZERO, 0)));
