@@ -345,7 +345,7 @@ impl World {
     /// The invariants that hold at every moment.
     fn check(&self) {
         self.watch_registry();
-        for which in 0..2 {
+        for (which, name) in KEYS.iter().enumerate() {
             let (acked, given) = (self.books[which].acked(), self.books[which].given());
             let total = self.total(which);
             let least = if self.options.exact() { acked } else { 0 };
@@ -353,7 +353,7 @@ impl World {
                 let plan = self.record(which);
                 self.fail(format!(
                     "{}: acked {acked} <= total {total} <= given {given}; {plan:?}",
-                    KEYS[which]
+                    name
                 ));
             }
             let Some((record, plan)) = self.record(which) else { continue };
@@ -366,7 +366,7 @@ impl World {
             }
             *newest = record.version;
             // The worst moment: slots are deleted, and the record does not say so yet.
-            let key = Key::from(KEYS[which]);
+            let key = Key::from(*name);
             let gone = plan.graves.iter().any(|g| {
                 let slot = Slot { of: g.slots, index: 0 };
                 g.slots.kind == Kind::Slots && self.store.get_now(slot_name(&key, slot)).is_none()
