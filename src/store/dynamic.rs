@@ -137,19 +137,6 @@ impl<S: Store> DynStore for S {
         Box::pin(async move { Store::add(&*self, &key, amount).await })
     }
 
-    fn add_once(
-        self: Arc<Self>,
-        key: Key,
-        id: Key,
-        amount: i64,
-    ) -> BoxFuture<'static, Result<Once>> {
-        Box::pin(async move { Store::add_once(&*self, &key, &id, amount).await })
-    }
-
-    fn poison_once(self: Arc<Self>, key: Key, id: Key) -> BoxFuture<'static, Result<Once>> {
-        Box::pin(async move { Store::poison_once(&*self, &key, &id).await })
-    }
-
     fn take(self: Arc<Self>, key: Key, amount: u64, hold: Key) -> BoxFuture<'static, Result<Take>> {
         Box::pin(async move { Store::take(&*self, &key, amount, &hold).await })
     }
