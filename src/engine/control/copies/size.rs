@@ -144,7 +144,7 @@ pub fn place(
             break;
         }
     }
-    best.unwrap_or(Placed { generation: draw(), busiest: copies, on_base: copies })
+    best.unwrap_or_else(|| Placed { generation: draw(), busiest: copies, on_base: copies })
 }
 
 impl fmt::Display for Sizing {
