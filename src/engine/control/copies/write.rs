@@ -303,7 +303,7 @@ impl Write {
     /// What came of copy `i`, for [`Step::Spread`] and [`Step::Erase`] (where `Kept::This` means
     /// that it is gone). After the first answer that changes the step the others are for nobody.
     pub fn handle_copy(&mut self, plan: &Plan, now: Tick, i: u16, answer: Answer<Kept>) {
-        let label = self.image.as_ref().map(|i| i.label).unwrap_or_default();
+        let label = self.image.as_ref().map_or_else(Label::default, |i| i.label);
         if !matches!(self.at, At::Spread | At::Erase) {
             return;
         }
