@@ -70,7 +70,6 @@ impl Node {
         while self.local.alive() {
             let lock = if self.options.serve { self.dir.try_lead() } else { Ok(None) };
             if let Ok(Some(lock)) = lock {
-                self.counters.leads.store(true, Ordering::Relaxed);
                 count(&self.counters.elections, 1);
                 let _ = serve::run(self).await;
                 self.counters.leads.store(false, Ordering::Relaxed);

@@ -31,6 +31,8 @@ const OPERATORS_MAX: usize = 16;
 pub(super) async fn run(node: &Node) -> io::Result<()> {
     let feed = node.dir.listen(FEED)?;
     let operators = node.dir.listen(ADMIN)?;
+    // From here on it answers.
+    node.counters.leads.store(true, Ordering::Relaxed);
     let (inherited, seen) = {
         let follower = node.follower.lock();
         (follower.list().cloned(), follower.seen())

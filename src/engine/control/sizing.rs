@@ -6,7 +6,7 @@
 //! - **Invariant**: no simulation, no approximation: quantiles are exact up to rounding.
 //! - **Time and units**: rates per second; probabilities from 0 to 1.
 //! - **Bounds**: [`K_MAX`] slots; `O(k² log n)` additions.
-//! - **Source**: multinomial occupancy: P(max ≤ m) = k! / nᵏ · [xᵏ] (Σ_{j ≤ m} xʲ / j!)ⁿ. The
+//! - **Source**: multinomial occupancy: P(max ≤ m) = k! / nᵏ · \[xᵏ\] (Σ_{j ≤ m} xʲ / j!)ⁿ. The
 //!   expected number of shards in use is n (1 − (1 − 1/n)ᵏ).
 
 /// Slots at most.
