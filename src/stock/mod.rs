@@ -14,6 +14,7 @@ use crate::adds::check_key;
 use crate::counter::{Sum, integer};
 use crate::engine::control::stock::{BUCKETS_MAX, Mutant, Record, Work, evened};
 use crate::engine::data::probe::{Found, Heard, Levels, Next, Picture, Probe};
+use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Result, Retry};
 use crate::heatsink::Heatsink;
 use crate::key::{Key, fnv1a_32};
@@ -37,13 +38,16 @@ use work::all;
 const RECENT_MAX: usize = 1 << 16;
 
 /// Ways that one call goes while others are faster or units move.
-const WAYS: u32 = 4;
+const WAYS: u32 = 8;
 
 /// Attempts at an operation that may be repeated.
 const TRIES: u32 = 3;
 
 /// The pause before a way is gone again.
-const PAUSE: Duration = Duration::from_millis(5);
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Between two looks at all buckets: a row has more to do than to be looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// By default a number of units left is this old at most.
 const REMAINING_TTL: Duration = Duration::from_secs(1);
@@ -123,7 +127,9 @@ pub(super) struct Known {
     pub(super) names: Arc<[Key]>,
     levels: Levels,
     /// When this process last evened out the buckets by itself.
-    evened: crate::engine::time::Tick,
+    evened: Tick,
+    /// When its last look ended.
+    looked: Tick,
 }
 
 /// In which bucket a hold of this process has its units, or may have them.
@@ -198,17 +204,16 @@ impl Stock {
     /// a hold which may have been asked for before should [`find`](Stock::find) it first.
     ///
     /// # Cost
-    /// Store operations: 1 while most buckets have units; when buckets are empty one more for each
-    /// that this process has not heard of in the last 0.2 s, and once all are, the record twice and
-    /// one read per bucket, shared by all who wait.
+    /// Store operations: 1 while most buckets have units; one more for each bucket that turns out to
+    /// be empty, and once all are, the record twice and one read per bucket, shared by all who wait.
     ///
     /// # Cancel safety
     /// A dropped call may have taken. The same hold asked again finds out.
     ///
     /// # Errors
     /// Those of the store. Of unknown outcome: a bucket may have given, and none other was asked
-    /// for this hold; ask again with the same hold. [`Throttled`](ErrorKind::Throttled): units are
-    /// being moved. [`Limit`](ErrorKind::Limit): no units, or an id too long.
+    /// for this hold; ask again with the same hold. [`Throttled`](ErrorKind::Throttled): others have
+    /// asked for the units that are left, or they are being moved. [`Limit`](ErrorKind::Limit): no units, or an id too long.
     /// [`Config`](ErrorKind::Config): there is no such stock.
     pub async fn take(&self, amount: u64, hold: impl AsRef<[u8]>) -> Result<Taken> {
         let hold = hold.as_ref();
@@ -230,10 +235,11 @@ impl Stock {
                 Found::Ended => return Ok(Taken::Ended),
                 // Whoever began the move may be gone. It is finished by whoever needs it.
                 Found::Busy => drop(self.finish().await?),
+                Found::Crowded => {}
                 Found::Unknown(_) | Found::Failed => break,
             }
         }
-        let text = "units are being moved between buckets";
+        let text = "others have asked for the units that are left, or they are being moved";
         let retry = Retry::After(PAUSE * WAYS);
         Err(Error::not_applied(ErrorKind::Throttled, text)
             .with_retry(retry)
@@ -252,7 +258,7 @@ impl Stock {
         let doubt = core.recent.lock().buckets.get(id).copied();
         let broken = *core.broken.lock();
         let mut probe = match &*core.known.lock() {
-            Some(known) => Probe::new(hash, amount, &known.levels, doubt, shared.clock.now()),
+            Some(known) => Probe::new(hash, amount, &known.levels, doubt),
             None => return Ok(Found::Busy),
         }
         .broken_by(broken);
@@ -263,6 +269,7 @@ impl Stock {
                 Next::Take(bucket) => {
                     // Before it is sent: a call that is dropped here may have taken.
                     core.recent.lock().set(id, bucket);
+                    let _asking = Asking::new(core, bucket, amount);
                     let take = shared.store.clone().take(names[bucket].clone(), amount, id.clone());
                     ask(shared, take).await.map(Heard::Took)
                 }
@@ -336,6 +343,11 @@ impl Stock {
         let (shared, core) = (self.shared().clone(), self.core.clone());
         let name = Part::StockLook.of(&core.key);
         let from = From::loader(|| async move {
+            let ended = core.known.lock().as_ref().map_or(Tick::ZERO, |k| k.looked);
+            let since = shared.clock.precise().since(ended);
+            if since < LOOK_EVERY {
+                shared.runtime.sleep(LOOK_EVERY - since).await;
+            }
             let record = Part::Stock.of(&core.key);
             let before = core.learn(shared.store.clone().get(record.clone()).await?)?;
             let names = core.known.lock().as_ref().map(|k| k.names.clone());
@@ -357,6 +369,9 @@ impl Stock {
                     }
                 };
                 text = format!("{text} {level}");
+            }
+            if let Some(known) = core.known.lock().as_mut() {
+                known.looked = shared.clock.precise();
             }
             let stored = Some(Stored::new(text));
             Ok(Loaded { stored, by_loader: true, uncached: false, decoded: None })
@@ -440,6 +455,30 @@ impl Stock {
     }
 }
 
+/// A question on its way to a bucket, also when its call is dropped.
+struct Asking<'a> {
+    core: &'a Core,
+    bucket: usize,
+    amount: u64,
+}
+
+impl Asking<'_> {
+    fn new(core: &Core, bucket: usize, amount: u64) -> Asking<'_> {
+        if let Some(known) = core.known.lock().as_mut() {
+            known.levels.asking(bucket, amount);
+        }
+        Asking { core, bucket, amount }
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        if let Some(known) = self.core.known.lock().as_mut() {
+            known.levels.answered(self.bucket, self.amount);
+        }
+    }
+}
+
 impl Core {
     /// What a read of the record brought.
     pub(super) fn learn(&self, stored: Option<Stored>) -> Result<Option<(Bytes, Record)>> {
@@ -460,7 +499,8 @@ impl Core {
                     record: record.clone(),
                     names: names.collect(),
                     levels: Levels::new(record.buckets),
-                    evened: crate::engine::time::Tick::ZERO,
+                    evened: Tick::ZERO,
+                    looked: Tick::ZERO,
                 });
             }
         }
@@ -470,7 +510,7 @@ impl Core {
 
 impl Known {
     /// Whether it is time for this process to even out the buckets.
-    fn uneven(&mut self, now: crate::engine::time::Tick) -> bool {
+    fn uneven(&mut self, now: Tick) -> bool {
         if self.record.work != Work::None || now.since(self.evened) < EVENED_EVERY {
             return false;
         }

@@ -4,8 +4,8 @@
 //! - **Invariant**: a hold takes in one bucket only: a bucket that may have given is asked again,
 //!   or barred, before another is asked. Sold out is said only of a picture that was taken after
 //!   the call began, shows every bucket empty, and during which nothing was between buckets.
-//! - **Time and units**: ticks; units of stock. What was heard of a bucket counts for 200 ms, and
-//!   only for the order in which buckets are asked.
+//! - **Time and units**: ticks; units of stock. What was heard of a bucket counts only for the order
+//!   in which buckets are asked, and for 200 ms when they are evened out.
 //! - **Bounds**: the buckets of the stock, four pictures, three attempts per question.
 //! - **Source**: bucketed stock with a fixed probe order per hold; an ambiguous reply stops the
 //!   walk (probing on would take twice).
@@ -15,7 +15,7 @@ use crate::engine::time::Tick;
 use crate::store::{End, Ended, Take};
 use std::time::Duration;
 
-/// For how long what was heard of a bucket changes the order in which buckets are asked.
+/// For how long what was heard of a bucket counts when they are evened out.
 const HEARD: Duration = Duration::from_millis(200);
 
 /// Attempts at one question whose answer is lost.
@@ -26,18 +26,41 @@ const LOOKS: u32 = 4;
 
 /// What one process has heard of each bucket.
 #[derive(Clone, Debug)]
-pub struct Levels(Vec<Option<(i64, Tick)>>);
+pub struct Levels {
+    heard: Vec<Option<(i64, Tick)>>,
+    /// Units that calls of this process have asked for and not heard of.
+    asked: Vec<i64>,
+}
 
 impl Levels {
     /// Nothing heard yet.
     #[must_use]
     pub fn new(buckets: usize) -> Levels {
-        Levels(vec![None; buckets])
+        Levels { heard: vec![None; buckets], asked: vec![0; buckets] }
+    }
+
+    /// A call asks `bucket` for `amount` units; every ask ends with [`answered`](Levels::answered).
+    pub fn asking(&mut self, bucket: usize, amount: u64) {
+        if let Some(asked) = self.asked.get_mut(bucket) {
+            *asked = asked.saturating_add_unsigned(amount);
+        }
+    }
+
+    /// The call has its answer, or nobody waits for it any more.
+    pub fn answered(&mut self, bucket: usize, amount: u64) {
+        if let Some(asked) = self.asked.get_mut(bucket) {
+            *asked = asked.saturating_sub_unsigned(amount);
+        }
+    }
+
+    /// What is left of `level` once all who have asked have their units.
+    fn spare(&self, bucket: usize, level: i64) -> i64 {
+        level.saturating_sub(self.asked.get(bucket).copied().unwrap_or(0))
     }
 
     /// `bucket` had `left` units at `now`.
     pub fn heard(&mut self, bucket: usize, left: i64, now: Tick) {
-        if let Some(level) = self.0.get_mut(bucket) {
+        if let Some(level) = self.heard.get_mut(bucket) {
             *level = Some((left, now));
         }
     }
@@ -45,7 +68,7 @@ impl Levels {
     /// What is known of each bucket, as far as it is young enough.
     pub fn known(&self, now: Tick) -> impl Iterator<Item = Option<i64>> + '_ {
         let young = move |at: &Tick| now.since(*at) < HEARD;
-        self.0.iter().map(move |level| level.filter(|(_, at)| young(at)).map(|(left, _)| left))
+        self.heard.iter().map(move |level| level.filter(|(_, at)| young(at)).map(|(left, _)| left))
     }
 }
 
@@ -84,8 +107,10 @@ pub enum Found {
     Ended,
     /// Nobody knows whether this bucket gave.
     Unknown(usize),
-    /// Units move, or others were faster each time: come back.
+    /// Units move: come back.
     Busy,
+    /// Other calls have asked for what is left, or were faster each time: come back.
+    Crowded,
     /// The buckets that may have some cannot be asked.
     Failed,
 }
@@ -142,11 +167,13 @@ impl Probe {
     /// The way of a hold of `amount` units whose id hashes to `hash`. `doubt` is the bucket where an
     /// earlier call of this hold ended [`Found::Unknown`].
     #[must_use]
-    pub fn new(hash: u64, amount: u64, levels: &Levels, doubt: Option<usize>, now: Tick) -> Probe {
+    pub fn new(hash: u64, amount: u64, levels: &Levels, doubt: Option<usize>) -> Probe {
         let amount = i64::try_from(amount).unwrap_or(i64::MAX);
-        let known: Vec<Option<i64>> = levels.known(now).collect();
-        let promising = |b: &usize| known.get(*b).copied().flatten().is_none_or(|n| n >= amount);
-        let mut rest: Vec<usize> = order(hash, known.len()).filter(promising).collect();
+        // One that was found empty is asked again once a picture shows units there: when what was
+        // heard ran out by itself, all callers would ask all buckets at that moment.
+        let promising =
+            |b: &usize| levels.heard[*b].is_none_or(|(level, _)| levels.spare(*b, level) >= amount);
+        let mut rest: Vec<usize> = order(hash, levels.heard.len()).filter(promising).collect();
         rest.reverse();
         let mut probe = Probe {
             hash,
@@ -187,7 +214,7 @@ impl Probe {
             Some(bucket) => Next::Take(bucket),
             None if self.broken == Some(Mutant::SoldOutFromMemory) => Next::End(Found::SoldOut),
             None if self.looks < LOOKS => Next::Look,
-            None => Next::End(Found::Busy),
+            None => Next::End(Found::Crowded),
         };
     }
 
@@ -271,12 +298,15 @@ impl Probe {
         for (bucket, &left) in picture.levels.iter().enumerate() {
             levels.heard(bucket, left, now);
         }
-        let has = |b: &usize| picture.levels.get(*b).is_some_and(|n| *n >= self.amount);
+        let has =
+            |b: &usize| picture.levels.get(*b).is_some_and(|n| levels.spare(*b, *n) >= self.amount);
+        let claimed = picture.levels.iter().any(|n| *n >= self.amount);
         let rich: Vec<usize> = order(self.hash, picture.levels.len()).filter(has).collect();
         let total: u64 = picture.levels.iter().map(|&n| n.max(0).unsigned_abs()).sum();
         if rich.is_empty() {
             let found = match (picture.still, total) {
                 (false, _) => Found::Busy,
+                (true, _) if claimed => Found::Crowded,
                 (true, 0) => Found::SoldOut,
                 (true, _) => Found::Short(total),
             };
@@ -335,7 +365,7 @@ mod tests {
             hash: u64, n in 1usize..8, amount in 1u64..3, answers in prop::collection::vec(0u8..9, 0..200)
         ) {
             let mut levels = Levels::new(n);
-            let mut probe = Probe::new(hash, amount, &levels, None, T);
+            let mut probe = Probe::new(hash, amount, &levels, None);
             let mut answers = answers.into_iter().chain(std::iter::repeat(0));
             let mut doubt: Option<usize> = None;
             let found = run(&mut probe, &mut levels, |next| {
@@ -378,22 +408,39 @@ mod tests {
     fn sold_out_is_said_of_a_picture_only() {
         let mut levels = Levels::new(3);
         (0..3).for_each(|b| levels.heard(b, 0, T));
-        let mut probe = Probe::new(1, 1, &levels, None, T);
+        let mut probe = Probe::new(1, 1, &levels, None);
         assert_eq!(probe.next(), Next::Look, "what was heard a moment ago proves nothing");
         probe.heard(picture(true, &[0, 1, 0]), &mut levels, T);
         assert_eq!(probe.next(), Next::Take(1));
         probe.heard(Heard::Took(Take::Short { left: 0 }), &mut levels, T);
         probe.heard(picture(false, &[0, 0, 0]), &mut levels, T);
         assert_eq!(probe.next(), Next::End(Found::Busy), "units are between buckets");
-        let mut probe = Probe::new(1, 2, &levels, None, T);
+        let mut probe = Probe::new(1, 2, &levels, None);
         probe.heard(picture(true, &[1, 1, 0]), &mut levels, T);
         assert_eq!(probe.next(), Next::End(Found::Short(2)));
     }
 
     #[test]
+    fn nobody_asks_for_units_that_others_have_asked_for() {
+        let mut levels = Levels::new(2);
+        (0..2).for_each(|b| levels.heard(b, 1, T));
+        levels.asking(0, 1);
+        let probe = Probe::new(0, 1, &levels, None);
+        assert_eq!(probe.next(), Next::Take(1));
+        levels.asking(1, 1);
+        let mut probe = Probe::new(0, 1, &levels, None);
+        assert_eq!(probe.next(), Next::Look);
+        probe.heard(picture(true, &[1, 1]), &mut levels, T);
+        assert_eq!(probe.next(), Next::End(Found::Crowded), "not sold out: they may fail");
+        levels.answered(1, 1);
+        let probe = Probe::new(0, 1, &levels, None);
+        assert_eq!(probe.next(), Next::Take(1));
+    }
+
+    #[test]
     fn a_bucket_that_may_have_given_is_asked_again_and_then_barred() {
         let mut levels = Levels::new(2);
-        let mut probe = Probe::new(0, 1, &levels, None, T);
+        let mut probe = Probe::new(0, 1, &levels, None);
         assert_eq!(probe.next(), Next::Take(0));
         probe.heard(Heard::Unknown, &mut levels, T);
         assert_eq!(probe.next(), Next::Take(0));
@@ -405,7 +452,7 @@ mod tests {
             probe.heard(Heard::Unknown, &mut levels, T);
         }
         assert_eq!(probe.next(), Next::End(Found::Unknown(1)));
-        let probe = Probe::new(0, 1, &levels, Some(1), T);
+        let probe = Probe::new(0, 1, &levels, Some(1));
         assert_eq!(probe.next(), Next::Take(1), "and by the next call of the same hold first");
     }
 }
