@@ -132,19 +132,27 @@ fn percent(share: f64) -> String {
     format!("{:5.2} %", 100.0 * share)
 }
 
-fn main() -> ExitCode {
+/// Whether JSON is wanted; or how it ends at once.
+fn asked() -> Result<bool, ExitCode> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let as_json = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [] => false,
-        ["--json"] => true,
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => Ok(false),
+        ["--json"] => Ok(true),
         ["--help"] => {
             println!("{HELP}");
-            return ExitCode::SUCCESS;
+            Err(ExitCode::SUCCESS)
         }
         _ => {
             eprintln!("{HELP}");
-            return ExitCode::from(2);
+            Err(ExitCode::from(2))
         }
+    }
+}
+
+fn main() -> ExitCode {
+    let as_json = match asked() {
+        Ok(as_json) => as_json,
+        Err(code) => return code,
     };
     let mut rng = XorShift32(SEED);
     let reads = ranks(&mut rng);

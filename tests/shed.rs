@@ -474,7 +474,8 @@ fn a_call_that_waits_too_long_for_its_place_is_refused_and_the_place_is_not_lost
     let keys = keys_of(&rig.store, 0, 6);
     rig.store.faults().next_n(On::Reads, 2, Fault::Delay(200 * MS));
     let outcomes = Arc::new(std::sync::Mutex::new(Vec::new()));
-    for key in keys[..3].to_vec() {
+    for key in &keys[..3] {
+        let key = key.clone();
         let (hs, rt, outcomes) = (rig.hs.clone(), rig.rt.clone(), outcomes.clone());
         rig.rt.spawn(async move {
             let began = rt.now();
@@ -499,7 +500,8 @@ fn a_batch_waits_only_for_the_shard_that_is_full() {
     let rig = bulkhead(Duration::ZERO);
     let (slow, fast) = (keys_of(&rig.store, 0, 4), keys_of(&rig.store, 1, 2));
     rig.store.faults().next_n(On::Reads, 2, Fault::Delay(200 * MS));
-    for key in slow[..2].to_vec() {
+    for key in &slow[..2] {
+        let key = key.clone();
         let hs = rig.hs.clone();
         rig.rt.spawn(async move { drop(hs.get(&key).await) });
         rig.rt.run_for(MS);
@@ -525,7 +527,8 @@ fn at_every_await(scenario: Scenario) -> usize {
         });
         let keys = keys_of(&rig.store, 0, 8);
         rig.store.faults().chance(On::Any, 0.2, Fault::NotApplied);
-        for key in keys[..4].to_vec() {
+        for key in &keys[..4] {
+            let key = key.clone();
             let hs = rig.hs.clone();
             rig.rt.spawn(async move { drop(hs.get(&key).await) });
         }

@@ -6,6 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 /// The output of a future that is ready at once, as a hit and a buffered add are.
 #[inline]
+#[allow(clippy::allow_attributes, dead_code, reason = "each bench uses its part")]
 pub(crate) fn poll_once<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(out) => out,

@@ -370,14 +370,16 @@ impl World {
             }
             1 if self.profile.foreign => {
                 self.values += 1;
-                let value = (draw % 4 != 0 || !self.profile.deletes).then_some(self.values);
+                let value =
+                    (!draw.is_multiple_of(4) || !self.profile.deletes).then_some(self.values);
                 if self.now >= self.store.down_until {
                     self.store.put_directly(self.now, value);
                     self.dirty = true;
                 }
             }
-            2 if self.profile.failover && self.counts.failovers == 0 && draw % 2 == 0 => {
-                if self.store.fail_over(self.now, FILL + IN_FLIGHT + 1, draw >> 8) {
+            2 if self.profile.failover && self.counts.failovers == 0 && draw.is_multiple_of(2) => {
+                let until = FILL + IN_FLIGHT + 1;
+                if self.store.fail_over(self.now, until, draw >> 8) {
                     self.counts.failovers += 1;
                     self.void = true;
                     self.done = 0;
@@ -390,7 +392,7 @@ impl World {
                 self.store.lose_copy(draw);
                 self.void = true;
             }
-            4 if self.profile.rollback && draw % 3 == 0 => self.store.roll_back(),
+            4 if self.profile.rollback && draw.is_multiple_of(3) => self.store.roll_back(),
             5 if self.profile.give_up && !self.writers.is_empty() => {
                 let k = (draw % self.writers.len() as u64) as usize;
                 let (plan, now) = (self.plan, self.tick());
