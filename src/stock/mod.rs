@@ -4,10 +4,12 @@
 //! asked. A stock is a record and some buckets, each in a hash slot of its own.
 
 mod books;
+mod held;
 mod room;
 mod work;
 
 pub use books::{Accounts, Fate, OpenHold, Reconciler};
+pub use held::Held;
 pub use room::{WaitingRoom, WaitingTicket};
 
 use crate::adds::check_key;
@@ -24,7 +26,7 @@ use crate::read::From;
 use crate::runtime::BoxFuture;
 use crate::sample::Seen;
 use crate::shared::{Loaded, Shared};
-use crate::store::{End, Ended, Stored, Take};
+use crate::store::{End, Stored, Take};
 use crate::sync::Mutex;
 use crate::value::Value;
 use bytes::Bytes;
@@ -39,9 +41,6 @@ const RECENT_MAX: usize = 1 << 16;
 
 /// Ways that one call goes while others are faster or units move.
 const WAYS: u32 = 8;
-
-/// Attempts at an operation that may be repeated.
-const TRIES: u32 = 3;
 
 /// The pause before a way is gone again.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -170,15 +169,6 @@ pub enum Taken {
     Ended,
 }
 
-/// Units that a hold has: sell them or put them back. Dropping it does neither; what nobody ends is
-/// ended by a [`Reconciler`].
-#[derive(Clone)]
-pub struct Held {
-    stock: Stock,
-    hold: Key,
-    bucket: usize,
-}
-
 /// How a user's hold is called in the store. Moves between buckets have ids of another form.
 pub(super) fn hold_id(hold: &[u8]) -> Key {
     Key::from([b"h:", hold].concat())
@@ -247,7 +237,7 @@ impl Stock {
     }
 
     fn held(&self, hold: Key, bucket: usize) -> Held {
-        Held { stock: self.clone(), hold, bucket }
+        Held::new(self.clone(), hold, bucket)
     }
 
     /// One way through the buckets; the error of the question that it ended on, if it did.
@@ -540,71 +530,7 @@ fn mix(id: &[u8]) -> u64 {
     z ^ (z >> 31)
 }
 
-impl Held {
-    /// The hold's id.
-    #[must_use]
-    pub fn hold(&self) -> &[u8] {
-        &self.hold.as_bytes()[2..]
-    }
-
-    /// Sells the units: they never come back.
-    ///
-    /// # Cost
-    /// Store operations: 1.
-    ///
-    /// # Cancel safety
-    /// A dropped call may have had its effect; repeat it.
-    ///
-    /// # Errors
-    /// Those of the store; repeating is harmless. [`Closed`](ErrorKind::Closed): the hold was put
-    /// back.
-    pub async fn confirm(&self) -> Result<()> {
-        match self.end(End::Sold).await? {
-            Ended::Now { .. } | Ended::Before { end: End::Sold, .. } => Ok(()),
-            Ended::Before { end: End::Back, .. } | Ended::Never => Err(self.ended("put back")),
-        }
-    }
-
-    /// Puts the units back, once.
-    ///
-    /// # Cost, Cancel safety
-    /// As [`confirm`](Held::confirm).
-    ///
-    /// # Errors
-    /// Those of the store; repeating is harmless. [`Closed`](ErrorKind::Closed): the units are sold.
-    pub async fn put_back(&self) -> Result<()> {
-        match self.end(End::Back).await? {
-            Ended::Before { end: End::Sold, .. } => Err(self.ended("sold")),
-            _ => Ok(()),
-        }
-    }
-
-    fn ended(&self, how: &str) -> Error {
-        let text = format!("the hold was {how} before");
-        Error::not_applied(ErrorKind::Closed, text).with_key(self.hold())
-    }
-
-    async fn end(&self, end: End) -> Result<Ended> {
-        let names = self.stock.names().await?;
-        let name = names.get(self.bucket).ok_or_else(|| no_stock(&self.stock.core.key))?;
-        self.stock.end_in(name, &self.hold, end).await
-    }
-}
-
 impl Stock {
-    /// Ends a hold in the bucket `name`, asking again where an answer is lost.
-    pub(super) async fn end_in(&self, name: &Key, id: &Key, end: End) -> Result<Ended> {
-        let shared = self.shared();
-        let mut tries = 0;
-        loop {
-            let asked = shared.store.clone().end_hold(name.clone(), id.clone(), end);
-            match ask(shared, asked).await {
-                Err(error) if error.is_unknown() && tries + 1 < TRIES => tries += 1,
-                answer => return answer.map_err(|e| e.with_key(&self.core.key)),
-            }
-        }
-    }
-
     pub(super) fn check_buckets(&self, buckets: usize) -> Result<()> {
         if (1..=BUCKETS_MAX).contains(&buckets) {
             return Ok(());
@@ -617,11 +543,5 @@ impl Stock {
 impl fmt::Debug for Stock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stock").field("key", &self.core.key).finish()
-    }
-}
-
-impl fmt::Debug for Held {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Held").field("hold", &self.hold).field("bucket", &self.bucket).finish()
     }
 }
