@@ -32,7 +32,7 @@ impl Heatsink {
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # let hs = Heatsink::new(MemoryStore::new(8))?;
     /// let room = hs.waiting_room(12_800, 20_000)?;
-    /// let ticket = room.enter()?; // an error with a time to come back when all places are taken
+    /// let mut ticket = room.enter()?; // an error with a time to come back when all places are taken
     /// println!("{} before you, about {:?}", ticket.position(), ticket.estimate());
     /// ticket.admitted().await; // dropped instead: those behind move up
     /// # Ok::<(), heatsink::Error>(()) }).unwrap();
