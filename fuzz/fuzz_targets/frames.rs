@@ -75,6 +75,10 @@ fn line(rng: &mut Xoshiro256PlusPlus) -> Vec<u8> {
         n => {
             let mut line = right(rng);
             for _ in 0..(n - 2) * (rng.next_u64() % 6) {
+                // An edit may have taken the last byte.
+                if line.is_empty() {
+                    break;
+                }
                 let at = rng.next_u64() as usize % line.len();
                 match rng.next_u64() % 3 {
                     0 => line[at] = rng.next_u64() as u8,
