@@ -11,7 +11,7 @@
 
 mod common;
 
-use common::{Row, poll_once, rows};
+use common::{Measured, Row, poll_once, rows};
 use heatsink::{Adds, Buffered, Heatsink, store::MemoryStore};
 use std::cell::Cell;
 use std::hint::black_box;
@@ -19,10 +19,6 @@ use std::process::ExitCode;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
-
-const ROUNDS: usize = 9;
-const WINDOW: Duration = Duration::from_millis(60);
-const TRIES: usize = 5;
 
 /// An add at one thread costs no more than this, or no more than `MAX_OVER_ATOMIC` atomics.
 const MAX_NANOS: f64 = 15.0;
@@ -125,10 +121,6 @@ impl Run {
         Run { rows: rows(NAMES.len(), rounds, measure) }
     }
 
-    fn valid(&self) -> bool {
-        self.rows[CONTROL].scaling >= MIN_CONTROL
-    }
-
     fn nanos(&self, row: usize) -> f64 {
         1e3 / self.rows[row].one
     }
@@ -139,6 +131,12 @@ impl Run {
 
     fn scaling_over_control(&self) -> f64 {
         self.rows[ADD].scaling / self.rows[CONTROL].scaling
+    }
+}
+
+impl Measured for Run {
+    fn control(&self) -> (f64, f64) {
+        (self.rows[CONTROL].scaling, MIN_CONTROL)
     }
 
     fn met(&self) -> bool {
@@ -193,47 +191,6 @@ impl Run {
 }
 
 fn main() -> ExitCode {
-    let (mut json, mut smoke) = (false, false);
-    for arg in std::env::args().skip(1) {
-        match arg.as_str() {
-            "--json" => json = true,
-            "--test" => smoke = true,
-            "--bench" => {}
-            "--help" => {
-                println!("usage: add [--json | --test]");
-                return ExitCode::SUCCESS;
-            }
-            other => {
-                eprintln!("add: unknown argument {other}; there are --json, --test and --help");
-                return ExitCode::from(2);
-            }
-        }
-    }
     let subjects = Subjects::new().expect("a store in memory and a valid configuration");
-    let (rounds, window) = if smoke { (1, Duration::from_millis(1)) } else { (ROUNDS, WINDOW) };
-    let tries = if smoke { 1 } else { TRIES };
-    for left in (0..tries).rev() {
-        let run = Run::take(&subjects, rounds, window);
-        if !smoke && !run.valid() && left > 0 {
-            let scaling = run.rows[CONTROL].scaling;
-            eprintln!("void: the control scaled by {scaling:.2}, not {MIN_CONTROL}; once more");
-            continue;
-        }
-        if json {
-            run.print_json()
-        } else {
-            run.print()
-        }
-        if smoke {
-            eprintln!("smoke run: no ratio was checked");
-            return ExitCode::SUCCESS;
-        }
-        if !run.valid() {
-            eprintln!("void: the control never scaled; this machine is too busy to measure on");
-        } else if !run.met() {
-            eprintln!("a ratio was missed");
-        }
-        return if run.valid() && run.met() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-    }
-    ExitCode::FAILURE
+    common::run("add", "a ratio was missed", |rounds, window| Run::take(&subjects, rounds, window))
 }

@@ -11,7 +11,7 @@
 mod common;
 
 use bytes::Bytes;
-use common::{Row, poll_once, rows};
+use common::{Measured, Row, poll_once, rows};
 use heatsink::{Heatsink, NearCache, Treatment, blocking, store::MemoryStore};
 use moka::sync::Cache;
 use std::cell::Cell;
@@ -22,12 +22,8 @@ use std::time::{Duration, Instant};
 
 const KEY: &str = "post:9";
 const VALUE_BYTES: usize = 256;
-const ROUNDS: usize = 9;
-const WINDOW: Duration = Duration::from_millis(60);
 /// As many windows are run before one is measured: by then the sampling has adapted to the rate.
 const WARM: u32 = 4;
-const TRIES: usize = 5;
-
 /// Hot read at one thread, as a multiple of `moka::sync` `get`.
 const MIN_OVER_MOKA: f64 = 4.0;
 /// Gain from the second thread, as a share of the control's gain.
@@ -181,10 +177,6 @@ impl Run {
         Run { rows: rows(NAMES.len(), rounds, measure) }
     }
 
-    fn valid(&self) -> bool {
-        self.rows[CONTROL].scaling >= MIN_CONTROL
-    }
-
     fn over_moka(&self, row: usize) -> f64 {
         self.rows[row].one / self.rows[MOKA].one
     }
@@ -196,6 +188,12 @@ impl Run {
     /// Time of the detection over that of a bare countdown, each with the loop around it.
     fn observe(&self) -> f64 {
         self.rows[COUNTDOWN].one / self.rows[OBSERVE].one
+    }
+}
+
+impl Measured for Run {
+    fn control(&self) -> (f64, f64) {
+        (self.rows[CONTROL].scaling, MIN_CONTROL)
     }
 
     /// The ratios that are promised are those of the borrowed reads, and the detection's.
@@ -250,43 +248,8 @@ impl Run {
 }
 
 fn main() -> ExitCode {
-    let (mut json, mut smoke) = (false, false);
-    for arg in std::env::args().skip(1) {
-        match arg.as_str() {
-            "--json" => json = true,
-            "--test" => smoke = true,
-            "--bench" => {}
-            other => {
-                eprintln!("hit_path: unknown argument {other}; there are --json and --test");
-                return ExitCode::from(2);
-            }
-        }
-    }
     let subjects = Subjects::new().expect("a store in memory and a valid configuration");
-    let (rounds, window) = if smoke { (1, Duration::from_millis(1)) } else { (ROUNDS, WINDOW) };
-    let tries = if smoke { 1 } else { TRIES };
-    for left in (0..tries).rev() {
-        let run = Run::take(&subjects, rounds, window);
-        if !smoke && !run.valid() && left > 0 {
-            let scaling = run.rows[CONTROL].scaling;
-            eprintln!("void: the control scaled by {scaling:.2}, not {MIN_CONTROL}; once more");
-            continue;
-        }
-        if json {
-            run.print_json()
-        } else {
-            run.print()
-        }
-        if smoke {
-            eprintln!("smoke run: no ratio was checked");
-            return ExitCode::SUCCESS;
-        }
-        if !run.valid() {
-            eprintln!("void: the control never scaled; this machine is too busy to measure on");
-        } else if !run.met() {
-            eprintln!("a ratio was missed");
-        }
-        return if run.valid() && run.met() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-    }
-    ExitCode::FAILURE
+    common::run("hit_path", "a ratio was missed", |rounds, window| {
+        Run::take(&subjects, rounds, window)
+    })
 }
