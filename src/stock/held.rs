@@ -11,7 +11,7 @@ use std::fmt;
 const TRIES: u32 = 3;
 
 /// Units that a hold has: sell them or put them back. Dropping it does neither; what nobody ends is
-/// ended by a [`Reconciler`].
+/// ended by a [`Reconciler`](super::Reconciler).
 #[derive(Clone)]
 pub struct Held {
     stock: Stock,
