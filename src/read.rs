@@ -1,6 +1,6 @@
 //! How a value is read: a caller's limits, where the value comes from, waiting for several.
 
-use crate::call::{self, Call, Step, Ticket};
+use crate::call::{self, Ticket};
 use crate::error::{Error, ErrorKind, Result, Retry};
 use crate::key::Key;
 use crate::runtime::{BoxFuture, Runtime};
@@ -12,9 +12,9 @@ use bytes::Bytes;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::num::NonZeroU32;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 
 /// What a caller accepts.
@@ -190,7 +190,7 @@ impl Loaded {
     }
 
     /// From a read that did not ask for the expiry.
-    fn uncached(stored: Option<Stored>) -> Loaded {
+    pub(crate) fn uncached(stored: Option<Stored>) -> Loaded {
         Loaded { uncached: true, ..Loaded::from_store(stored) }
     }
 }
@@ -286,91 +286,15 @@ pub(crate) async fn within<T>(
         if let Poll::Ready(out) = work.as_mut().poll(cx) {
             return Poll::Ready(out);
         }
-        sleep.as_mut().poll(cx).map(|()| {
-            let text = format!("the caller's deadline of {deadline:?} passed");
-            Err(Error::not_applied(ErrorKind::Deadline, text))
-        })
+        sleep.as_mut().poll(cx).map(|()| Err(too_late(deadline)))
     })
     .await
 }
 
-/// Waits for several keys; results stand in the order in which they were added.
-pub(crate) struct JoinAll {
-    slots: Vec<Slot>,
-}
-
-enum Slot {
-    Ready(Option<Result<Value>>),
-    Wait(Box<Call>),
-    Alone(BoxFuture<'static, Result<Value>>),
-}
-
-impl JoinAll {
-    pub(crate) fn new() -> JoinAll {
-        JoinAll { slots: Vec::new() }
-    }
-
-    pub(crate) fn ready(&mut self, result: Result<Value>) {
-        self.slots.push(Slot::Ready(Some(result)));
-    }
-
-    pub(crate) fn alone(&mut self, load: BoxFuture<'static, Result<Value>>) {
-        self.slots.push(Slot::Alone(load));
-    }
-
-    /// Adds a wait; its place.
-    pub(crate) fn wait(&mut self, call: Call) -> usize {
-        self.slots.push(Slot::Wait(Box::new(call)));
-        self.slots.len() - 1
-    }
-
-    /// Gives the wait at `at` the load to run.
-    pub(crate) fn run(&mut self, at: usize, job: BoxFuture<'static, ()>) {
-        if let Some(Slot::Wait(call)) = self.slots.get_mut(at) {
-            call.run(job);
-        }
-    }
-}
-
-impl Slot {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        loop {
-            let result = match self {
-                Slot::Ready(_) => return Poll::Ready(()),
-                Slot::Alone(load) => match load.as_mut().poll(cx) {
-                    Poll::Pending => return Poll::Pending,
-                    Poll::Ready(result) => result,
-                },
-                Slot::Wait(call) => match Pin::new(&mut **call).poll(cx) {
-                    Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Step::Done(outcome)) => call.value(outcome, None),
-                    Poll::Ready(Step::Lead(ticket)) => {
-                        call.lead_from_store(ticket);
-                        continue;
-                    }
-                },
-            };
-            *self = Slot::Ready(Some(result));
-        }
-    }
-}
-
-impl Future for JoinAll {
-    type Output = Vec<Result<Value>>;
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut all = true;
-        for slot in &mut self.slots {
-            all &= slot.poll(cx).is_ready();
-        }
-        if !all {
-            return Poll::Pending;
-        }
-        let take = |slot: &mut Slot| match slot {
-            Slot::Ready(result) => result.take(),
-            _ => None,
-        };
-        Poll::Ready(self.slots.iter_mut().filter_map(take).collect())
-    }
+/// The caller's deadline has passed.
+pub(crate) fn too_late(deadline: Duration) -> Error {
+    let text = format!("the caller's deadline of {deadline:?} passed");
+    Error::not_applied(ErrorKind::Deadline, text)
 }
 
 impl fmt::Debug for From {

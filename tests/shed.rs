@@ -203,6 +203,8 @@ fn a_tenant_that_is_named_per_call_has_precedence() {
         assert_eq!(e.kind(), ErrorKind::Shed);
         hs.get("acme:3").await.unwrap();
         assert!(hs.get("acme:4").await.is_err());
+        let many = hs.get_many_with(["acme:7", "acme:8"], Read::new().tenant("batch")).await;
+        assert_eq!(many.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, false]);
         hs.put_with("acme:5", "x", Put::new().tenant("other")).await.unwrap();
         assert!(hs.put_with("acme:6", "x", Put::new().tenant("other")).await.is_err());
     });

@@ -27,8 +27,7 @@ use crate::heatsink::Heatsink;
 use crate::key::Key;
 use crate::names;
 use crate::runtime::Clock;
-use crate::shared::Shared;
-use crate::store::Stored;
+use crate::shared::{Loaded, Shared};
 use crate::sync::Mutex;
 use crate::value::Value;
 use arc_swap::ArcSwap;
@@ -204,21 +203,29 @@ impl Shared {
         admission.check(&self.clock, (id, of), tenant.map(Tenant::id))
     }
 
-    /// One `get_many` for those of `keys` that the budgets admit.
-    pub(crate) async fn load_many(&self, keys: Vec<Key>) -> Vec<Result<Option<Stored>>> {
+    /// One read for those of `keys` that the budgets admit. `cached`: a value may be cached.
+    pub(crate) async fn load_many(
+        &self,
+        keys: Vec<Key>,
+        tenant: Option<Tenant>,
+        cached: bool,
+    ) -> Vec<Result<Loaded>> {
+        let store = self.store.clone();
+        let brief = !cached && store.capability().uncached;
+        let load = async |keys| {
+            let all = if brief { store.get_many_uncached(keys) } else { store.get_many(keys) };
+            let loaded = if brief { Loaded::uncached } else { Loaded::from_store };
+            all.await.into_iter().map(|one| one.map(loaded)).collect::<Vec<_>>()
+        };
         if !self.shed.is_on() {
-            return self.store.clone().get_many(keys).await;
+            return load(keys).await;
         }
         let asked: Vec<Result<()>> =
-            keys.iter().map(|key| self.admit(self.hash(key), key, None)).collect();
+            keys.iter().map(|key| self.admit(self.hash(key), key, tenant)).collect();
         let admitted = keys.into_iter().zip(&asked).filter(|(_, asked)| asked.is_ok());
         let admitted: Vec<Key> = admitted.map(|(key, _)| key).collect();
-        let mut answers = if admitted.is_empty() {
-            Vec::new()
-        } else {
-            self.store.clone().get_many(admitted).await
-        }
-        .into_iter();
+        let mut answers =
+            if admitted.is_empty() { Vec::new() } else { load(admitted).await }.into_iter();
         let missing = "the store answered fewer keys than it was asked for";
         let answer = |asked: Result<()>| {
             asked.and_then(|()| {
