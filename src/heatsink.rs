@@ -435,7 +435,10 @@ impl Heatsink {
                     if let Some(ticket) = next.take()
                         && let Some(from) = from.take()
                     {
-                        call.run(from.job(shared, ticket));
+                        match call.admit(&from, ticket) {
+                            Ok(ticket) => call.run(from.job(shared, ticket)),
+                            Err(refused) => return call.value(Err(refused), max_age),
+                        }
                     }
                     match (&mut call).await {
                         Step::Done(outcome) => return call.value(outcome, max_age),
@@ -451,9 +454,11 @@ impl Heatsink {
         let shared = self.0.shared.clone();
         Box::pin(async move {
             let started = shared.clock.now();
-            let load = from.load(&shared, key.clone(), false);
-            let loaded = call::catch(load).await.and_then(|r| r);
-            let loaded = loaded.map_err(|e| e.with_key(&key))?;
+            let load = async {
+                from.admit(&shared, &key)?;
+                call::catch(from.load(&shared, key.clone(), false)).await.and_then(|r| r)
+            };
+            let loaded = load.await.map_err(|e| e.with_key(&key))?;
             let entry = Arc::new(shared.entry(loaded, 0, started, 0));
             Ok(Value::loaded(entry, shared.clock.now()))
         })
@@ -465,12 +470,13 @@ impl Heatsink {
         let hash = shared.hash(key);
         if let Some((waiter, id, ticket)) = shared.begin_refresh(hash, key) {
             let mut call = Call::new(shared.clone(), (hash, key.clone()), waiter, id);
-            call.run(from.job(shared, ticket));
-            call.detach();
-        } else {
-            // A load runs already, or there is no room: the claim goes back.
-            shared.pause_refresh(hash, key, shared.clock.now());
+            if let Ok(ticket) = call.admit(&from, ticket) {
+                call.run(from.job(shared, ticket));
+                return call.detach();
+            }
         }
+        // A load runs already, or there is no room or no budget: the claim goes back.
+        shared.pause_refresh(hash, key, shared.clock.now());
     }
 }
 

@@ -7,11 +7,11 @@ use crate::key::Key;
 use crate::read::{From, Read, too_late};
 use crate::runtime::BoxFuture;
 use crate::salt;
-use crate::shared::{Begin, Shared};
-use crate::shed::options::Tenant;
+use crate::shared::{Begin, Loaded, Shared};
 use crate::value::Value;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -50,6 +50,7 @@ impl Heatsink {
         let mut all = JoinAll::new(self, read);
         let mut tickets = Vec::new();
         let mut leader = None;
+        let from = From::Store.of(read.tenant);
         for key in keys {
             let key = key.as_ref();
             let due = self.observe(read.cost());
@@ -78,36 +79,49 @@ impl Heatsink {
                 }
                 Ok(Begin::Bypass) => all.alone(self.alone(key, From::Store.of(read.tenant))),
                 Ok(Begin::Wait(waiter, id, ticket)) => {
-                    let at = all.wait(Call::new(shared.clone(), (hash, key), waiter, id));
-                    if let Some(ticket) = ticket {
-                        leader.get_or_insert(at);
-                        tickets.push(ticket);
+                    let mut call = Call::new(shared.clone(), (hash, key), waiter, id);
+                    match ticket.map(|ticket| call.admit(&from, ticket)) {
+                        Some(Err(refused)) => all.ready(call.value(Err(refused), read.max_age)),
+                        Some(Ok(ticket)) => {
+                            let at = all.wait(call);
+                            leader.get_or_insert(at);
+                            tickets.push(ticket);
+                        }
+                        None => drop(all.wait(call)),
                     }
                 }
             }
         }
         if let Some(leader) = leader {
-            all.run(leader, self.batch(tickets, read.tenant));
+            all.run(leader, self.batch(tickets));
         }
         all.await.into_iter().map(|r| r.map(present)).collect()
     }
 
-    fn batch(&self, tickets: Vec<Ticket>, tenant: Option<Tenant>) -> BoxFuture<'static, ()> {
-        let shared = self.shared().clone();
+    fn batch(&self, tickets: Vec<Ticket>) -> BoxFuture<'static, ()> {
+        let (shared, store) = (self.shared(), self.shared().store.clone());
         // One hot key among them comes once a TTL: then the expiry of all is asked for, which costs
-        // less than a second operation.
+        // less than a second operation. A value that may be frozen must know its expiry too.
         let hot = tickets.iter().any(|ticket| shared.is_hot(ticket.hash(), ticket.key()));
         let cached = hot || shared.shed.frozen.is_some();
         let keys: Vec<Key> = tickets.iter().map(|t| t.key().clone()).collect();
-        let load = Box::pin(async move { shared.load_many(keys, tenant, cached).await });
-        call::batch_job(self.shared(), tickets, load)
+        let load: BoxFuture<'static, Vec<Result<Loaded>>> = Box::pin(async move {
+            if !cached && store.capability().uncached {
+                let all = store.get_many_uncached(keys).await;
+                return all.into_iter().map(|one| one.map(Loaded::uncached)).collect();
+            }
+            let all = store.get_many(keys).await;
+            all.into_iter().map(|one| one.map(Loaded::from_store)).collect()
+        });
+        call::batch_job(shared, tickets, load)
     }
 }
 
 /// Waits for several keys; results stand in the order in which they were added.
 struct JoinAll {
     slots: Vec<Slot>,
-    max_age: Option<Duration>,
+    shared: Arc<Shared>,
+    read: Read,
     deadline: Option<(Duration, BoxFuture<'static, ()>)>,
 }
 
@@ -120,7 +134,8 @@ enum Slot {
 impl JoinAll {
     fn new(hs: &Heatsink, read: Read) -> JoinAll {
         let timer = |limit| (limit, hs.shared().runtime.sleep(limit));
-        JoinAll { slots: Vec::new(), max_age: read.max_age, deadline: read.deadline.map(timer) }
+        let deadline = read.deadline.map(timer);
+        JoinAll { slots: Vec::new(), shared: hs.shared().clone(), read, deadline }
     }
 
     fn ready(&mut self, result: Result<Value>) {
@@ -152,7 +167,7 @@ impl JoinAll {
 }
 
 impl Slot {
-    fn poll(&mut self, max_age: Option<Duration>, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll(&mut self, shared: &Arc<Shared>, read: Read, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             let result = match self {
                 Slot::Ready(_) => return Poll::Ready(()),
@@ -162,10 +177,16 @@ impl Slot {
                 },
                 Slot::Wait(call) => match Pin::new(&mut **call).poll(cx) {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Step::Done(outcome)) => call.value(outcome, max_age),
+                    Poll::Ready(Step::Done(outcome)) => call.value(outcome, read.max_age),
                     Poll::Ready(Step::Lead(ticket)) => {
-                        call.lead_from_store(ticket);
-                        continue;
+                        let from = From::Store.of(read.tenant);
+                        match call.admit(&from, ticket) {
+                            Ok(ticket) => {
+                                call.run(from.job(shared, ticket));
+                                continue;
+                            }
+                            Err(refused) => call.value(Err(refused), read.max_age),
+                        }
                     }
                 },
             };
@@ -177,10 +198,10 @@ impl Slot {
 impl Future for JoinAll {
     type Output = Vec<Result<Value>>;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let max_age = self.max_age;
         let mut all = true;
-        for slot in &mut self.slots {
-            all &= slot.poll(max_age, cx).is_ready();
+        let JoinAll { slots, shared, read, .. } = &mut *self;
+        for slot in slots {
+            all &= slot.poll(shared, *read, cx).is_ready();
         }
         let late = if all { None } else { self.too_late(cx) };
         if !all && late.is_none() {

@@ -227,25 +227,14 @@ impl From {
         }
     }
 
-    /// The load itself, once the budgets have admitted it. `cached`: its value may be cached.
-    pub(crate) fn load(
-        self,
-        shared: &Arc<Shared>,
-        key: Key,
-        cached: bool,
-    ) -> BoxFuture<'static, Result<Loaded>> {
-        if !shared.shed.is_on() {
-            return self.ask(shared, key, cached);
-        }
-        let shared = shared.clone();
-        Box::pin(async move {
-            let tenant = if let From::For(tenant, _) = &self { Some(*tenant) } else { None };
-            shared.admit(shared.hash(&key), &key, tenant)?;
-            self.ask(&shared, key, cached).await
-        })
+    /// Asks the budgets of the caller whether it may cost the store a load.
+    pub(crate) fn admit(&self, shared: &Shared, key: &[u8]) -> Result<()> {
+        let tenant = if let From::For(tenant, _) = self { Some(*tenant) } else { None };
+        shared.admit(|| shared.hash(key), key, tenant)
     }
 
-    fn ask(
+    /// The load itself, once it is admitted. `cached`: its value may be cached.
+    pub(crate) fn load(
         self,
         shared: &Arc<Shared>,
         key: Key,
@@ -259,11 +248,11 @@ impl From {
             // Inside the future, so that a panic of the closure itself is caught too.
             From::Loader(load) => Box::pin(async move { load().await }),
             From::Store => Box::pin(async move { store.get(key).await.map(Loaded::from_store) }),
-            From::For(_, from) => from.ask(shared, key, cached),
+            From::For(_, from) => from.load(shared, key, cached),
         }
     }
 
-    /// The load as one that ends a flight.
+    /// The load as one that ends a flight; admitted, as above.
     pub(crate) fn job(self, shared: &Arc<Shared>, ticket: Ticket) -> BoxFuture<'static, ()> {
         // A key that turns hot meanwhile has its value cached by the next load.
         // A value that may be frozen must know its expiry too.
