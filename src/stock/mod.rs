@@ -33,6 +33,7 @@ use bytes::Bytes;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use work::all;
 
@@ -94,6 +95,7 @@ impl Heatsink {
             key: Key::copy(key),
             known: Mutex::new(None),
             recent: Mutex::new(Recent::default()),
+            finishing: AtomicBool::new(false),
             broken: Mutex::new(None),
         };
         Ok(Stock { hs: self.clone(), core: Arc::new(core) })
@@ -114,6 +116,7 @@ pub(super) struct Core {
     pub(super) key: Key,
     pub(super) known: Mutex<Option<Known>>,
     recent: Mutex<Recent>,
+    finishing: AtomicBool,
     /// Only to show that the tests notice.
     pub(super) broken: Mutex<Option<Mutant>>,
 }
@@ -224,7 +227,11 @@ impl Stock {
                 Found::Short(remaining) => return Ok(Taken::Short { remaining }),
                 Found::Ended => return Ok(Taken::Ended),
                 // Whoever began the move may be gone. It is finished by whoever needs it.
-                Found::Busy => drop(self.finish().await?),
+                Found::Busy => {
+                    if let Some(_turn) = Turn::of(&self.core) {
+                        self.finish().await?;
+                    }
+                }
                 Found::Crowded => {}
                 Found::Unknown(_) | Found::Failed => break,
             }
@@ -442,6 +449,22 @@ impl Stock {
     #[doc(hidden)]
     pub fn break_by(&self, mutant: Mutant) {
         *self.core.broken.lock() = Some(mutant);
+    }
+}
+
+/// One call of this process at a time finishes what another has begun; those who find it busy come
+/// back.
+struct Turn<'a>(&'a Core);
+
+impl Turn<'_> {
+    fn of(core: &Core) -> Option<Turn<'_>> {
+        (!core.finishing.swap(true, Ordering::AcqRel)).then_some(Turn(core))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.finishing.store(false, Ordering::Release);
     }
 }
 

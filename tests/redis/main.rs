@@ -22,5 +22,6 @@ mod proxy;
 mod salted;
 #[path = "../../examples/servers/mod.rs"]
 mod servers;
+mod stock;
 #[cfg(feature = "redis-tls")]
 mod tls;

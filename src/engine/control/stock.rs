@@ -21,6 +21,10 @@ use std::fmt::Write;
 /// Buckets of one stock at most.
 pub const BUCKETS_MAX: usize = 256;
 
+/// Fewer units a bucket are not evened out: what moves cannot be taken for some round trips, and
+/// each of those rows is asked four times.
+const WORTH_MOVING: i64 = 4;
+
 /// Longer records are not read.
 const RECORD_BYTES_MAX: usize = 16 << 10;
 
@@ -194,13 +198,13 @@ impl Move {
 }
 
 /// Moves that even out `levels`, the units in each bucket. Empty when no bucket is below half of
-/// the mean, or when there is not a unit a bucket.
+/// the mean, or when so few are left that they would be sold while they are moved.
 #[must_use]
 pub fn evened(levels: &[i64]) -> Vec<Move> {
     let total: u64 = levels.iter().map(|&n| n.max(0).unsigned_abs()).sum();
     let buckets = levels.len().max(1) as u64;
     let (low, high) = ((total / buckets) as i64, total.div_ceil(buckets) as i64);
-    if low == 0 || levels.iter().all(|&n| n > low / 2) {
+    if low < WORTH_MOVING || levels.iter().all(|&n| n > low / 2) {
         return Vec::new();
     }
     let of = |keep: &dyn Fn(i64) -> i64| -> Vec<(usize, i64)> {
@@ -445,7 +449,8 @@ mod tests {
             prop_assert!(after.iter().all(|&n| n >= 0));
             prop_assert!(moves.len() <= levels.len());
             let low = levels.iter().sum::<i64>() / levels.len() as i64;
-            prop_assert!(after.iter().all(|&n| n >= low / 2), "{:?}", after);
+            let even = |n: i64| n >= low / 2 || low < WORTH_MOVING;
+            prop_assert!(after.iter().all(|&n| even(n)), "{:?}", after);
             let all = gathered(&levels, 0);
             let sum: u64 = all.iter().map(|m| m.amount).sum();
             prop_assert_eq!(sum as i64 + levels[0], levels.iter().sum::<i64>());
