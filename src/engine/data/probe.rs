@@ -84,6 +84,8 @@ impl Levels {
 pub struct Picture {
     /// Nothing was between buckets while it was taken.
     pub still: bool,
+    /// Counts the works that were begun.
+    pub epoch: u64,
     /// Units in each bucket.
     pub levels: Vec<i64>,
 }
@@ -349,7 +351,7 @@ mod tests {
     const T: Tick = Tick(1_000_000_000);
 
     fn picture(still: bool, levels: &[i64]) -> Heard {
-        Heard::Saw(Some(Picture { still, levels: levels.to_vec() }))
+        Heard::Saw(Some(Picture { still, epoch: 1, levels: levels.to_vec() }))
     }
 
     /// Answers until the end.
