@@ -51,6 +51,8 @@ struct Sale {
     sold_out: AtomicU64,
     /// Refused, with a position or a time to come back.
     refused: AtomicU64,
+    /// What the last of them was told.
+    refusal: Mutex<Option<String>>,
     /// Neither a unit nor an answer.
     failed: AtomicU64,
 }
@@ -79,6 +81,7 @@ struct Outcome {
     sold_out_after: Option<Duration>,
     sold_out: u64,
     refused: u64,
+    refusal: Option<String>,
     failed: u64,
     /// Milliseconds in which each hundred units were sold.
     hundreds: Vec<f64>,
@@ -107,6 +110,7 @@ impl Outcome {
                 .map(|t| t.since(began)),
             sold_out: sale.sold_out.load(Relaxed),
             refused: sale.refused.load(Relaxed),
+            refusal: sale.refusal.lock().map_err(|_| "a buyer panicked")?.take(),
             failed: sale.failed.load(Relaxed),
             hundreds: at.chunks_exact(100).map(time).collect(),
         })
@@ -227,9 +231,15 @@ fn heatsink() -> Result<Outcome, Fail> {
 
 async fn buyer(rt: SimRuntime, shoes: Stock, room: WaitingRoom, sale: Arc<Sale>, n: u64) {
     let came = rt.now();
-    let Ok(mut ticket) = room.enter() else {
-        sale.refused.fetch_add(1, Relaxed);
-        return;
+    let mut ticket = match room.enter() {
+        Ok(ticket) => ticket,
+        Err(error) => {
+            sale.refused.fetch_add(1, Relaxed);
+            if let Ok(mut refusal) = sale.refusal.lock() {
+                *refusal = Some(error.to_string());
+            }
+            return;
+        }
     };
     ticket.admitted().await;
     match shoes.take(1, format!("order:{n}")).await {
@@ -290,9 +300,11 @@ fn run(as_json: bool) -> Result<bool, Fail> {
         show("heatsink", &with);
         let (first, median) = with.last_over().unwrap_or_default();
         println!(
-            "\n\"refused\": the waiting room was full, with the position and the time to come back.\n\
-             The last 100 units took {first:.1} times as long as the first 100, and {median:.1} times as \
-             long as the median hundred."
+            "\n{} buyers were refused at the door. The last of them was told: {}\n\
+             The last 100 units took {first:.1} times as long as the first 100, and {median:.1} times \
+             as long as the median hundred.",
+            with.refused,
+            with.refusal.as_deref().unwrap_or("nothing"),
         );
     }
     let fast = with.last_over().is_some_and(|(a, b)| a <= SLOWER_MAX && b <= SLOWER_MAX);

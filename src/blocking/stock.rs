@@ -32,6 +32,19 @@ impl Heatsink {
     ///
     /// # Errors
     /// As there.
+    ///
+    /// # Example
+    /// ```
+    /// use heatsink::{Popping, blocking, store::MemoryStore};
+    /// let hs = blocking::Heatsink::new(MemoryStore::new(8))?;
+    /// let seats = hs.tokens("hall:7")?;
+    /// seats.mint(200, 4)?;
+    /// if let Popping::Token(seat) = seats.pop("order:77")? {
+    ///     seats.confirm(&seat)?; // or seats.put_back(&seat)
+    /// }
+    /// assert_eq!(seats.accounts()?.sold, 1);
+    /// # Ok::<(), heatsink::Error>(())
+    /// ```
     pub fn tokens(&self, key: impl AsRef<[u8]>) -> Result<Tokens> {
         self.0.tokens(key).map(Tokens)
     }
@@ -40,6 +53,19 @@ impl Heatsink {
     ///
     /// # Errors
     /// As there.
+    ///
+    /// # Example
+    /// ```
+    /// use heatsink::{Debited, blocking, store::MemoryStore};
+    /// let hs = blocking::Heatsink::new(MemoryStore::new(8))?;
+    /// let wallet = hs.balance("creator:7")?;
+    /// wallet.open(0, -50, 4)?;
+    /// wallet.credit(100, "gift:1")?;
+    /// assert_eq!(wallet.debit(150, "payout:1")?, Debited::Made);
+    /// assert!(wallet.reverse("payout:1")?);
+    /// assert_eq!(wallet.total()?.total(), 100);
+    /// # Ok::<(), heatsink::Error>(())
+    /// ```
     pub fn balance(&self, key: impl AsRef<[u8]>) -> Result<Balance> {
         self.0.balance(key).map(Balance)
     }

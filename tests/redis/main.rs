@@ -18,6 +18,7 @@ mod flushes;
 mod load;
 mod moves;
 mod node;
+mod pools;
 mod proxy;
 mod salted;
 #[path = "../../examples/servers/mod.rs"]

@@ -8,8 +8,11 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::allow_attributes, reason = "not every module needs each of them")]
 
+mod balance;
+mod fleet;
 mod sale;
 mod tail;
+mod tokens;
 
 /// A number from the environment.
 fn env(name: &str) -> Option<u64> {
