@@ -30,18 +30,17 @@ pub(crate) enum Part {
     /// A bucket of a stock. Unlike the others it lies in a hash slot of its own, which `seed`
     /// chooses.
     Bucket { seed: u64, bucket: usize },
-    /// The record of a pool of tokens; its flight; one of its lists, spread like buckets.
+    /// The record of a pool of tokens.
     Tokens,
-    /// Never stored.
+    /// Never stored: the flight that counts all lists of a pool.
     TokensLook,
-    /// One list of tokens.
+    /// A list of tokens, spread like a bucket.
     List { seed: u64, bucket: usize },
-    /// The record of a striped balance; its flight; its main account and stripes, spread like
-    /// buckets.
+    /// The record of a striped balance.
     Account,
-    /// Never stored.
+    /// Never stored: the flight that reads all rows of a balance.
     AccountLook,
-    /// The main account is the first one.
+    /// A row of a balance, spread like a bucket: the main account first, then the stripes.
     Stripe { seed: u64, bucket: usize },
     /// The bucket of a shared limit.
     Limit,

@@ -10,7 +10,7 @@ use crate::counter::Sum;
 use crate::engine::control::stock::{BUCKETS_MAX, Mutant, Record};
 use crate::engine::data::debit::{Debit, Found, Heard, Next};
 use crate::engine::time::Tick;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Outcome, Result};
 use crate::heatsink::Heatsink;
 use crate::key::Key;
 use crate::lanes::ask;
@@ -186,7 +186,7 @@ impl Balance {
         let (stock, shared, core) = (&self.0, self.0.shared(), &self.0.core);
         let main = stock.names().await?[MAIN].clone();
         let mut debit = Debit::new(doubt).broken_by(*core.broken.lock());
-        let mut error = None;
+        let mut error: Option<Error> = None;
         loop {
             let next = debit.next();
             let answer = match next {
@@ -209,7 +209,8 @@ impl Balance {
                         core.recent.lock().forget(id);
                     }
                     return match (found, error) {
-                        (Found::Unknown | Found::Failed, Some(error)) => Err(error),
+                        (Found::Failed, Some(e)) => Err(e.with_outcome(Outcome::NotApplied)),
+                        (Found::Unknown, Some(e)) => Err(e),
                         (found, _) => Ok(found),
                     };
                 }
@@ -244,7 +245,8 @@ impl Balance {
         }
     }
 
-    /// Brings what lies on the stripes to the main account; how much.
+    /// Brings what lies on the stripes to the main account; how much. Zero too while another call of
+    /// this process is at it.
     ///
     /// # Cost
     /// Store operations: 3 and one per stripe to see; then 4, and 3 per stripe that had something.
@@ -255,13 +257,10 @@ impl Balance {
     /// # Errors
     /// As [`Stock::rebalance`].
     pub async fn sweep(&self) -> Result<u64> {
-        let _turn = match Turn::of(&self.0.core) {
-            Some(turn) => turn,
+        let Some(_turn) = Turn::of(&self.0.core) else {
             // Another call of this process is at it.
-            None => {
-                self.0.shared().runtime.sleep(PAUSE).await;
-                return Ok(0);
-            }
+            self.0.shared().runtime.sleep(PAUSE).await;
+            return Ok(0);
         };
         self.0.gather_into(Some(MAIN)).await
     }

@@ -97,7 +97,8 @@ impl World {
         }
         match rt.draw(10) {
             0..4 => {
-                if token.confirm().await.is_ok() {
+                let confirmed = token.confirm().await.is_ok();
+                if confirmed {
                     self.used.lock().unwrap().insert(token.number());
                 }
             }
