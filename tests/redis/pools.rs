@@ -23,7 +23,7 @@ const TOKENS: u64 = 3_000;
 const OPENING: i64 = 500;
 const FLOOR: i64 = -200;
 /// Credits and debits of one task.
-const ROUNDS: u64 = 250;
+const ROUNDS: u64 = 120;
 
 /// Lines that the processes have said.
 type Said = Arc<Mutex<Vec<String>>>;
@@ -180,7 +180,7 @@ async fn trade(balance: Balance, name: String) {
         for _ in 0..1 + n % 2 {
             balance.credit(amount, format!("c{id}")).await.unwrap();
         }
-        let amount = 1 + n % 12;
+        let amount = 1 + n % 10;
         println!("d {amount} {id}");
         match balance.debit(amount, format!("d{id}")).await {
             Ok(Debited::Made) => println!("m {amount} {id}"),
@@ -207,7 +207,7 @@ fn processes_are_killed_and_the_balance_is_exact_to_the_cent() {
         let (heard, mut control) = (said.clone(), server.control());
         let control = tokio::task::spawn_blocking(move || {
             let rows: Vec<String> = control.ask("KEYS *}stripe.*:wallet");
-            members.kill_half(&heard, 2_000, || {
+            members.kill_half(&heard, 1_500, || {
                 for row in rows.iter().filter(|row| !row.contains('\u{1}')) {
                     let level: i64 = control.words(&["GET", row]);
                     assert!(level >= 0, "{row}: {level}, below the floor");

@@ -164,7 +164,9 @@ fn half_of_the_sellers_are_killed_and_every_unit_is_accounted_for() {
             let books = job.pass(|_| Fate::Keep).await.unwrap();
             assert!(books.balance() && books.initial == UNITS, "{books}");
             assert_eq!((books.in_transit, books.doubled), (0, 0), "{books}");
-            let buckets: Vec<String> = control.ask("KEYS *units.*:sku");
+            let mut buckets: Vec<String> = control.ask("KEYS *units.*:sku");
+            // Without what stands beside them.
+            buckets.retain(|name| !name.contains('\u{1}'));
             assert_eq!(buckets.len(), BUCKETS);
             let (ids, units) = sold(&store, &buckets).await;
             assert_eq!(units, books.sold, "a hold is sold in one bucket");

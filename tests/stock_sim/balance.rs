@@ -36,6 +36,23 @@ enum Fate {
 struct Books {
     credits: BTreeMap<String, u64>,
     debits: BTreeMap<String, (u64, Fate)>,
+    /// The sum of all credits, and that of the debits that are known to be made.
+    credited: u64,
+    made: u64,
+}
+
+impl Books {
+    fn credit(&mut self, id: &str, amount: u64) {
+        self.credited += amount;
+        self.credits.insert(id.into(), amount);
+    }
+
+    fn debit(&mut self, id: &str, amount: u64, fate: Fate) {
+        let counts = |fate: Fate| if fate == Fate::Made { amount } else { 0 };
+        let before = self.debits.insert(id.into(), (amount, fate));
+        self.made += counts(fate);
+        self.made -= before.map_or(0, |(_, fate)| counts(fate));
+    }
 }
 
 struct World {
@@ -84,7 +101,7 @@ impl World {
 
     async fn credit(&self, balance: &Balance) {
         let (id, amount) = (self.id("c"), 1 + self.fleet.rt.draw(9));
-        self.books.lock().unwrap().credits.insert(id.clone(), amount);
+        self.books.lock().unwrap().credit(&id, amount);
         // Whatever comes of it, the same id is asked again in the end.
         for _ in 0..1 + self.fleet.rt.draw(2) {
             match balance.credit(amount, &id).await {
@@ -96,9 +113,7 @@ impl World {
 
     async fn debit(&self, balance: &Balance) {
         let (id, amount) = (self.id("d"), 1 + self.fleet.rt.draw(14));
-        let note = |fate| {
-            self.books.lock().unwrap().debits.insert(id.clone(), (amount, fate));
-        };
+        let note = |fate| self.books.lock().unwrap().debit(&id, amount, fate);
         note(Fate::Maybe);
         match balance.debit(amount, &id).await {
             Ok(Debited::Made) => {
@@ -150,10 +165,7 @@ impl World {
             self.fleet.fail(format!("below the floor: {levels:?}"));
         }
         let books = self.books.lock().unwrap();
-        let credited: u64 = books.credits.values().sum();
-        let made = |(amount, fate): &(u64, Fate)| if *fate == Fate::Made { *amount } else { 0 };
-        let debited: u64 = books.debits.values().map(made).sum();
-        let most = self.opening - self.floor + credited as i64 - debited as i64;
+        let most = self.opening - self.floor + books.credited as i64 - books.made as i64;
         if levels.iter().sum::<i64>() > most {
             self.fleet.fail(format!("{levels:?} in the rows, {most} at most"));
         }

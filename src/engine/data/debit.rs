@@ -312,7 +312,7 @@ mod tests {
         });
         then(w.late > 0, &|w| {
             w.late -= 1;
-            drop(w.take());
+            let _ = w.take();
         });
         all
     }
@@ -422,7 +422,8 @@ mod tests {
     fn a_refusal_by_one_picture_and_one_that_forgets_a_lost_answer_are_caught() {
         for broken in [Mutant::RefusesEarly, Mutant::ForgetsDoubt] {
             let wrong = visit(Some(broken)).unwrap_err();
-            assert!(wrong.contains("Short"), "{broken:?}: {wrong}");
+            let refused = wrong.starts_with("Short") || wrong.starts_with("Failed");
+            assert!(refused, "{broken:?}: {wrong}");
         }
     }
 }
