@@ -259,7 +259,7 @@ impl Stock {
             return Err(Error::not_applied(ErrorKind::Limit, "no units").with_key(key));
         }
         self.hs.sampled(self.hs.observe(1), key, Seen::Write);
-        shared.admit(shared.hash(key), key, None)?;
+        shared.admit(|| shared.hash(key), key, None)?;
         Ok(hold_id(hold))
     }
 
