@@ -24,12 +24,12 @@ const BUYERS: usize = 8;
 /// One process of the service: its buyers buy until they are told that nothing is left. It says
 /// which sales were acknowledged.
 fn sell(target: &str) {
-    let (url, process) = target.split_once(' ').unwrap();
+    let [url, key, process] = target.split(' ').collect::<Vec<_>>()[..] else { panic!("{target}") };
     // The test harness has begun a line.
     println!();
     crate::servers::runtime().block_on(async {
         let hs = Heatsink::new(RedisStore::connect(url).await.unwrap()).unwrap();
-        let stock = hs.stock("sku").unwrap();
+        let stock = hs.stock(key).unwrap();
         let buyers =
             (0..BUYERS).map(|b| tokio::spawn(buyer(stock.clone(), format!("{process}.{b}"))));
         for buyer in buyers.collect::<Vec<_>>() {
@@ -68,10 +68,10 @@ async fn buyer(stock: Stock, name: String) {
 /// Sales that were acknowledged, of all processes.
 type Told = Arc<Mutex<BTreeSet<String>>>;
 
-fn start(url: &str, process: usize, told: &Told) -> (Child, std::thread::JoinHandle<()>) {
+fn start(target: &str, process: usize, told: &Told) -> (Child, std::thread::JoinHandle<()>) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", TEST, "--nocapture"])
-        .env(CHILD, format!("{url} p{process}"))
+        .env(CHILD, format!("{target} p{process}"))
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -88,9 +88,9 @@ fn start(url: &str, process: usize, told: &Told) -> (Child, std::thread::JoinHan
 }
 
 /// Eight processes, four of which are killed once so many sales have been told.
-fn sale(url: &str, kill_at: usize) -> BTreeSet<String> {
+fn sale(target: &str, kill_at: usize) -> BTreeSet<String> {
     let told = Told::default();
-    let mut all: Vec<_> = (0..PROCESSES).map(|p| start(url, p, &told)).collect();
+    let mut all: Vec<_> = (0..PROCESSES).map(|p| start(target, p, &told)).collect();
     let limit = Instant::now() + Duration::from_secs(60);
     while told.lock().unwrap().len() < kill_at {
         assert!(Instant::now() < limit, "{} sales in a minute", told.lock().unwrap().len());
@@ -142,17 +142,17 @@ fn half_of_the_sellers_are_killed_and_every_unit_is_accounted_for() {
     run(async {
         let server = Server::start(&[]);
         let mut control = server.control();
+        let store = RedisStore::connect(&server.url()).await.unwrap();
+        let hs = Heatsink::new(store.clone()).unwrap();
         for n in 0..sales {
-            control.ask::<String>("FLUSHALL");
-            let store = RedisStore::connect(&server.url()).await.unwrap();
-            let hs = Heatsink::new(store.clone()).unwrap();
-            let stock = hs.stock("sku").unwrap();
+            let key = format!("sku{n}");
+            let stock = hs.stock(&key).unwrap();
             assert!(stock.create(UNITS, BUCKETS).await.unwrap());
             let began = Instant::now();
             // From early in the sale to near its end.
             let kill_at = 200 + n * 2_800 / 20 * if sales > 2 { 1 } else { 10 };
-            let url = server.url();
-            let told = tokio::task::spawn_blocking(move || sale(&url, kill_at)).await.unwrap();
+            let target = format!("{} {key}", server.url());
+            let told = tokio::task::spawn_blocking(move || sale(&target, kill_at)).await.unwrap();
             // What the dead had sent has been executed by then.
             until("their connections are gone", || {
                 control.ask::<String>("CLIENT LIST").lines().count() <= 2
@@ -164,7 +164,7 @@ fn half_of_the_sellers_are_killed_and_every_unit_is_accounted_for() {
             let books = job.pass(|_| Fate::Keep).await.unwrap();
             assert!(books.balance() && books.initial == UNITS, "{books}");
             assert_eq!((books.in_transit, books.doubled), (0, 0), "{books}");
-            let mut buckets: Vec<String> = control.ask("KEYS *units.*:sku");
+            let mut buckets: Vec<String> = control.ask(&format!("KEYS *units.*:{key}"));
             // Without what stands beside them.
             buckets.retain(|name| !name.contains('\u{1}'));
             assert_eq!(buckets.len(), BUCKETS);
