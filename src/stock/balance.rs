@@ -76,7 +76,7 @@ pub enum Debited {
     Made,
     /// It would have gone below the floor; nothing was taken.
     Short {
-        /// The balance at that moment.
+        /// The balance at that moment; less where credits have landed since.
         balance: i64,
     },
     /// A debit of this id was reversed, or given up by a call that could not learn what had become of
@@ -185,7 +185,7 @@ impl Balance {
     async fn go(&self, amount: u64, id: &Key, doubt: bool) -> Result<Found> {
         let (stock, shared, core) = (&self.0, self.0.shared(), &self.0.core);
         let main = stock.names().await?[MAIN].clone();
-        let mut debit = Debit::new(doubt).broken_by(*core.broken.lock());
+        let mut debit = Debit::new(amount, doubt).broken_by(*core.broken.lock());
         let mut error: Option<Error> = None;
         loop {
             let next = debit.next();

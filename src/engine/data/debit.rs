@@ -3,14 +3,14 @@
 //! - **What**: what to ask next, what an answer means, and when a debit may be refused.
 //! - **Invariant**: units leave the main account only by a conditional take, so it is never below
 //!   the floor. A debit is refused only if at some moment of its call the main account and all
-//!   stripes together had too little: the main account lacked it between two pictures that show
-//!   every stripe empty, with no sweep begun in between. One that may have been made is asked again
-//!   or barred, never refused.
+//!   stripes together had too little: what the main account had then, and the stripes had later,
+//!   is not enough, and from a picture before to that one after it no sweep was under way. One that
+//!   may have been made is asked again or barred, never refused.
 //! - **Time and units**: none; the balance's smallest unit, above the floor.
 //! - **Bounds**: eight pictures, three attempts per question.
-//! - **Source**: escrow of a hot row in sub-rows (O'Neil, 1986); a double collect whose two ends are
-//!   equal is a snapshot (Afek et al., 1993). Within one epoch a stripe only grows, so that empty at
-//!   both ends is empty in between.
+//! - **Source**: escrow of a hot row in sub-rows (O'Neil, 1986). Within one epoch a stripe only
+//!   grows, so that a later look at the stripes bounds what they had; a bound holds where a snapshot
+//!   (Afek et al., 1993) would need credits to pause.
 
 use crate::engine::control::stock::Mutant;
 use crate::store::{End, Ended, Take};
@@ -41,7 +41,7 @@ pub enum Next {
 pub enum Found {
     /// It is made.
     Made,
-    /// Too little was there; so much was.
+    /// Too little was there; so much was, or less.
     Short(i64),
     /// It was reversed before, or barred: it takes nothing any more.
     Ended,
@@ -82,11 +82,12 @@ pub enum Heard {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Debit {
     next: Step,
+    amount: i64,
     /// It may have been made.
     doubt: bool,
-    /// The epoch of the last picture, if that showed every stripe empty.
-    clear: Option<u64>,
-    /// What the main account had at the last refusal.
+    /// The epoch of the last picture, if nothing was under way then.
+    still: Option<u64>,
+    /// What the main account had when it last refused; once the debit is refused, with the stripes.
     left: i64,
     tries: u32,
     looks: u32,
@@ -122,8 +123,17 @@ enum Broken {
 impl Debit {
     /// A debit; `doubt` when an earlier call of the same id ended [`Found::Unknown`].
     #[must_use]
-    pub fn new(doubt: bool) -> Debit {
-        Debit { next: Step::Take, doubt, clear: None, left: 0, tries: 0, looks: 0, broken: None }
+    pub fn new(amount: u64, doubt: bool) -> Debit {
+        Debit {
+            next: Step::Take,
+            amount: i64::try_from(amount).unwrap_or(i64::MAX),
+            doubt,
+            still: None,
+            left: 0,
+            tries: 0,
+            looks: 0,
+            broken: None,
+        }
     }
 
     /// Breaks a rule, to show that a test notices.
@@ -218,16 +228,18 @@ impl Debit {
 
     fn saw(&mut self, epoch: Option<u64>, stripes: i64) {
         self.looks += 1;
-        let empty = epoch.filter(|_| stripes == 0);
-        let proven = empty.is_some() && empty == self.clear;
-        if proven || (empty.is_some() && self.broken == Some(Broken::RefusesEarly)) {
+        let most = self.left.saturating_add(stripes);
+        let lacks = epoch.is_some() && most < self.amount;
+        let proven = epoch == self.still || self.broken == Some(Broken::RefusesEarly);
+        if lacks && proven {
+            self.left = most;
             return self.end(How::Short);
         }
-        self.clear = empty;
+        self.still = epoch;
         if self.looks >= LOOKS {
             return self.end(How::Crowded);
         }
-        self.go(if empty.is_some() { Step::Take } else { Step::Sweep });
+        self.go(if lacks { Step::Take } else { Step::Sweep });
     }
 }
 
@@ -382,7 +394,7 @@ mod tests {
             was_short: false,
         };
         let mut queue: Vec<_> = [(0, 0), (1, 0), (2, 0), (3, 0), (1, 1)]
-            .map(|(main, other)| (begin(main, other), Debit::new(false).broken_by(broken)))
+            .map(|(main, other)| (begin(main, other), Debit::new(2, false).broken_by(broken)))
             .to_vec();
         let mut seen = HashSet::new();
         while let Some((mut w, debit)) = queue.pop() {
