@@ -308,7 +308,7 @@ mod tests {
                 w.credits -= 1;
                 w.stripes[s] += 1;
             });
-            then(w.stripes[s] > 0 && w.moving == 0 && w.epoch < 3, &|w| {
+            then(w.stripes[s] > 0 && w.moving == 0 && w.epoch < 4, &|w| {
                 w.epoch += 1;
                 w.moving = std::mem::take(&mut w.stripes[s]);
             });
@@ -385,7 +385,7 @@ mod tests {
             stripes: [0, 0],
             moving: 0,
             epoch: 0,
-            credits: 2,
+            credits: 3,
             other,
             taken: false,
             barred: false,
