@@ -159,8 +159,9 @@ fn exact_rows_are_held_to_the_budget_of_their_key_and_what_a_hold_has_can_always
             };
             refused[2] += u32::from(shed(of_wallet.err().map(|e| e.kind())));
         }
-        // Three at once, and one more in the tenth of a second that the others took.
-        assert!(refused.iter().all(|n| (6..=7).contains(n)), "{refused:?}");
+        // Three at once, and perhaps one more in the tenth of a second that the others took. A look
+        // at the stripes, for the sweep that the first credit begins, is a call of the wallet's too.
+        assert!(refused.iter().all(|n| (6..=8).contains(n)), "{refused:?}");
         for units in held {
             units.confirm().await.unwrap();
         }
