@@ -4,8 +4,10 @@
 //! while it waits. Loads in the background run on heatsink's own two worker threads.
 
 mod counters;
+mod stock;
 
 pub use counters::{Approximate, Buffered, Counter, GrowOnly};
+pub use stock::{Balance, Reconciler, Stock, Tokens, WaitingRoom, WaitingTicket};
 
 use crate::error::Result;
 use crate::heatsink::Heatsink as Async;

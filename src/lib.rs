@@ -4,7 +4,8 @@
 //!
 //! - [`Heatsink`]: the handle a service calls; [`blocking`] for plain threads, [`Typed`] for types.
 //! - [`Counter`], [`Buffered`]: adds that combine; [`Adds`]: their options.
-//! - [`Stock`]: units that are sold once each.
+//! - [`Stock`], [`Tokens`]: units that are sold once each; [`WaitingRoom`] in front of them;
+//!   [`Balance`]: credits and debits, never below a floor.
 //! - [`Admission`], [`Retries`], [`Bulkhead`]: shedding what is left; off unless asked for.
 //! - [`Limiter`]: a limit that many processes share.
 //! - [`store`]: what heatsink needs from a store, and the embedded one.
@@ -110,7 +111,8 @@ pub use shed::limit::{Limit, Limiter};
 pub use shed::options::{Admission, Bulkhead, Retries};
 pub use stats::Stats;
 pub use stock::{
-    Accounts, Fate, Held, OpenHold, Reconciler, Stock, Taken, WaitingRoom, WaitingTicket,
+    Accounts, Balance, Debited, Fate, Held, HeldToken, OpenHold, Popping, Reconciler, Stock, Taken,
+    Tokens, WaitingRoom, WaitingTicket,
 };
 pub use store::{Capability, Store};
 pub use stream::Invalidations;

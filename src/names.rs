@@ -30,6 +30,18 @@ pub(crate) enum Part {
     /// A bucket of a stock. Unlike the others it lies in a hash slot of its own, which `seed`
     /// chooses.
     Bucket { seed: u64, bucket: usize },
+    /// The record of a pool of tokens.
+    Tokens,
+    /// Never stored: the flight that counts all lists of a pool.
+    TokensLook,
+    /// A list of tokens, spread like a bucket.
+    List { seed: u64, bucket: usize },
+    /// The record of a striped balance.
+    Account,
+    /// Never stored: the flight that reads all rows of a balance.
+    AccountLook,
+    /// A row of a balance, spread like a bucket: the main account first, then the stripes.
+    Stripe { seed: u64, bucket: usize },
     /// The bucket of a shared limit.
     Limit,
 }
@@ -38,7 +50,9 @@ impl Part {
     /// The name of this part of `key`. Stable across processes, machines and versions.
     pub(crate) fn of(self, key: &[u8]) -> Key {
         let tag = match self {
-            Part::Bucket { seed, bucket } => {
+            Part::Bucket { seed, bucket }
+            | Part::List { seed, bucket }
+            | Part::Stripe { seed, bucket } => {
                 mix(fnv1a_64(key) ^ mix(seed.wrapping_add(bucket as u64)))
             }
             _ => mix(fnv1a_64(key)),
@@ -57,6 +71,12 @@ impl Part {
             Part::Bucket { seed, bucket } => {
                 format!("{{hs:{tag:016x}}}units.{seed}.{bucket}:")
             }
+            Part::Tokens => format!("{{hs:{tag:016x}}}tokens:"),
+            Part::TokensLook => format!("{{hs:{tag:016x}}}tokens.look:"),
+            Part::List { seed, bucket } => format!("{{hs:{tag:016x}}}list.{seed}.{bucket}:"),
+            Part::Account => format!("{{hs:{tag:016x}}}account:"),
+            Part::AccountLook => format!("{{hs:{tag:016x}}}account.look:"),
+            Part::Stripe { seed, bucket } => format!("{{hs:{tag:016x}}}stripe.{seed}.{bucket}:"),
             Part::Limit => format!("{{hs:{tag:016x}}}limit:"),
         };
         let mut name = head.into_bytes();
@@ -153,6 +173,10 @@ mod tests {
                 Part::Record,
                 Part::Stock,
                 Part::StockLook,
+                Part::Tokens,
+                Part::TokensLook,
+                Part::Account,
+                Part::AccountLook,
                 Part::Limit,
             ];
             let names: std::collections::BTreeSet<_> =

@@ -4,7 +4,7 @@ use super::guard::{Guard, Repeat};
 use crate::error::Result;
 use crate::key::Key;
 use crate::runtime::BoxFuture;
-use crate::store::{Capability, DynStore, End, Ended, Holds, Once, Stored, Take, Version};
+use crate::store::{Capability, DynStore, End, Ended, Holds, Once, Popped, Stored, Take, Version};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
@@ -122,6 +122,27 @@ impl DynStore for Guard {
 
     fn holds(self: Arc<Self>, key: Key, page: Option<Bytes>) -> BoxFuture<'static, Result<Holds>> {
         self.call(&key.clone(), Repeat::Yes, move |store| store.holds(key.clone(), page.clone()))
+    }
+
+    fn push_tokens(
+        self: Arc<Self>,
+        key: Key,
+        batch: Key,
+        tokens: Vec<Bytes>,
+    ) -> BoxFuture<'static, Result<bool>> {
+        self.call(&key.clone(), Repeat::Yes, move |store| {
+            store.push_tokens(key.clone(), batch.clone(), tokens.clone())
+        })
+    }
+
+    fn pop_token(self: Arc<Self>, key: Key, hold: Key) -> BoxFuture<'static, Result<Popped>> {
+        self.call(&key.clone(), Repeat::Yes, move |store| {
+            store.pop_token(key.clone(), hold.clone())
+        })
+    }
+
+    fn count_tokens(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<u64>> {
+        self.call(&key.clone(), Repeat::Yes, move |store| store.count_tokens(key.clone()))
     }
 
     fn shard_of(&self, key: &[u8]) -> Option<u32> {

@@ -1,7 +1,6 @@
 //! The books of a stock: every unit accounted for, and holds that nobody ended brought to an end.
 
 use super::{Stock, hold_id, no_stock};
-use crate::counter::integer;
 use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
@@ -162,9 +161,9 @@ impl Stock {
             }
         }
         let shared = self.shared();
-        for (name, level) in names.iter().zip(shared.store.clone().get_many(names.to_vec()).await) {
-            let level = level.map_err(|e| e.with_key(&self.core.key))?;
-            let units = level.map(|s| integer(&s.bytes).unwrap_or(0)).unwrap_or(0);
+        let levels = self.core.kind.levels(shared, &names).await;
+        for (name, level) in names.iter().zip(levels) {
+            let units = level.map_err(|e| e.with_key(&self.core.key))?.unwrap_or(0);
             debug_assert!(units >= 0, "a bucket below zero: {name}");
             books.free += units.max(0).unsigned_abs();
         }
@@ -179,7 +178,7 @@ impl Stock {
     }
 
     /// Every hold of one bucket, each once.
-    async fn holds_of(&self, name: &Key) -> Result<HashMap<Key, Hold>> {
+    pub(super) async fn holds_of(&self, name: &Key) -> Result<HashMap<Key, Hold>> {
         let shared = self.shared();
         let (mut found, mut page) = (HashMap::new(), None);
         for _ in 0..PAGES_MAX {

@@ -3,36 +3,40 @@
 //! What each answer means is decided in `engine/data/probe` and `engine/control/stock`; here it is
 //! asked. A stock is a record and some buckets, each in a hash slot of its own.
 
+mod balance;
 mod books;
 mod held;
+mod kind;
+mod look;
 mod room;
+mod tokens;
 mod work;
 
+pub use balance::{Balance, Debited};
 pub use books::{Accounts, Fate, OpenHold, Reconciler};
 pub use held::Held;
 pub use room::{WaitingRoom, WaitingTicket};
+pub use tokens::{HeldToken, Popping, Tokens};
 
 use crate::adds::check_key;
-use crate::counter::{Sum, integer};
 use crate::engine::control::stock::{BUCKETS_MAX, Mutant, Record, Work, evened};
-use crate::engine::data::probe::{Found, Heard, Levels, Next, Picture, Probe};
+use crate::engine::data::probe::{Found, Heard, Levels, Next, Probe};
 use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Result, Retry};
 use crate::heatsink::Heatsink;
 use crate::key::{Key, fnv1a_32};
 use crate::lanes::ask;
-use crate::names::Part;
-use crate::read::From;
 use crate::runtime::BoxFuture;
 use crate::sample::Seen;
-use crate::shared::{Loaded, Shared};
+use crate::shared::Shared;
 use crate::store::{End, Stored, Take};
 use crate::sync::Mutex;
-use crate::value::Value;
 use bytes::Bytes;
+use kind::Kind;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use work::all;
 
@@ -44,12 +48,6 @@ const WAYS: u32 = 8;
 
 /// The pause before a way is gone again.
 const PAUSE: Duration = Duration::from_millis(10);
-
-/// Between two looks at all buckets: a row has more to do than to be looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
-
-/// By default a number of units left is this old at most.
-const REMAINING_TTL: Duration = Duration::from_secs(1);
 
 /// Between two times that one process evens out the buckets by itself.
 const EVENED_EVERY: Duration = Duration::from_millis(20);
@@ -79,24 +77,25 @@ impl Heatsink {
     /// # Ok::<(), heatsink::Error>(()) }).unwrap();
     /// ```
     pub fn stock(&self, key: impl AsRef<[u8]>) -> Result<Stock> {
-        let key = key.as_ref();
+        Stock::new(self, Kind::Units, key.as_ref())
+    }
+}
+
+impl Stock {
+    pub(super) fn new(hs: &Heatsink, kind: Kind, key: &[u8]) -> Result<Stock> {
         check_key(key)?;
-        let can = self.shared().store.capability();
-        let needed = [
-            (can.take, "take"),
-            (can.add_once, "add_once"),
-            (can.compare_and_set, "compare_and_set"),
-        ];
-        if let Some((_, lacks)) = needed.iter().find(|(has, _)| !has) {
+        if let Some(lacks) = kind.lacks(hs.shared().store.capability()) {
             return Err(Error::unsupported(lacks));
         }
         let core = Core {
+            kind,
             key: Key::copy(key),
             known: Mutex::new(None),
             recent: Mutex::new(Recent::default()),
+            finishing: AtomicBool::new(false),
             broken: Mutex::new(None),
         };
-        Ok(Stock { hs: self.clone(), core: Arc::new(core) })
+        Ok(Stock { hs: hs.clone(), core: Arc::new(core) })
     }
 }
 
@@ -111,9 +110,11 @@ pub struct Stock {
 }
 
 pub(super) struct Core {
+    pub(super) kind: Kind,
     pub(super) key: Key,
     pub(super) known: Mutex<Option<Known>>,
-    recent: Mutex<Recent>,
+    pub(super) recent: Mutex<Recent>,
+    finishing: AtomicBool,
     /// Only to show that the tests notice.
     pub(super) broken: Mutex<Option<Mutant>>,
 }
@@ -128,26 +129,34 @@ pub(super) struct Known {
     /// When this process last evened out the buckets by itself.
     evened: Tick,
     /// When its last look ended.
-    looked: Tick,
+    pub(super) looked: Tick,
 }
 
 /// In which bucket a hold of this process has its units, or may have them.
 #[derive(Default)]
-struct Recent {
-    buckets: HashMap<Key, usize>,
+pub(super) struct Recent {
+    pub(super) buckets: HashMap<Key, usize>,
     order: VecDeque<Key>,
 }
 
 impl Recent {
-    fn set(&mut self, hold: &Key, bucket: usize) {
+    pub(super) fn set(&mut self, hold: &Key, bucket: usize) {
         if self.buckets.insert(hold.clone(), bucket).is_none() {
             self.order.push_back(hold.clone());
         }
+        // Those that were forgotten by name leave the order here.
         while self.order.len() > RECENT_MAX
             && let Some(oldest) = self.order.pop_front()
         {
             self.buckets.remove(&oldest);
         }
+    }
+}
+
+impl Recent {
+    /// Nothing of this hold is under way.
+    fn forget(&mut self, hold: &Key) {
+        self.buckets.remove(hold);
     }
 }
 
@@ -179,7 +188,7 @@ pub(super) fn no_stock(key: &Key) -> Error {
     Error::not_applied(ErrorKind::Config, text).with_key(key)
 }
 
-fn unreadable(key: &Key) -> Error {
+pub(super) fn unreadable(key: &Key) -> Error {
     Error::not_applied(ErrorKind::WrongType, "this is not the record of a stock").with_key(key)
 }
 
@@ -206,42 +215,60 @@ impl Stock {
     /// asked for the units that are left, or they are being moved. [`Limit`](ErrorKind::Limit): no units, or an id too long.
     /// [`Config`](ErrorKind::Config): there is no such stock.
     pub async fn take(&self, amount: u64, hold: impl AsRef<[u8]>) -> Result<Taken> {
-        let hold = hold.as_ref();
-        check_key(hold)?;
-        if amount == 0 {
-            let text = "a hold of no units";
-            return Err(Error::not_applied(ErrorKind::Limit, text).with_key(&self.core.key));
-        }
-        self.hs.sampled(self.hs.observe(1), &self.core.key, Seen::Write);
-        let id = hold_id(hold);
+        let (taken, _) = self.taken(amount, hold.as_ref()).await?;
+        Ok(taken)
+    }
+
+    /// What came of a call; and the token, where there are tokens.
+    pub(super) async fn taken(&self, amount: u64, hold: &[u8]) -> Result<(Taken, Option<Bytes>)> {
+        let id = self.begin(amount, hold)?;
+        let mut token = None;
         for way in 0..WAYS {
             if way > 0 {
                 self.shared().runtime.sleep(PAUSE * way).await;
             }
-            match self.go(amount, &id).await? {
-                Found::Held(bucket) => return Ok(Taken::Held(self.held(id, bucket))),
-                Found::SoldOut => return Ok(Taken::SoldOut),
-                Found::Short(remaining) => return Ok(Taken::Short { remaining }),
-                Found::Ended => return Ok(Taken::Ended),
+            match self.go(amount, &id, &mut token).await? {
+                Found::Held(bucket) => return Ok((Taken::Held(self.held(id, bucket)), token)),
+                Found::SoldOut => return Ok((Taken::SoldOut, None)),
+                Found::Short(remaining) => return Ok((Taken::Short { remaining }, None)),
+                Found::Ended => return Ok((Taken::Ended, None)),
                 // Whoever began the move may be gone. It is finished by whoever needs it.
-                Found::Busy => drop(self.finish().await?),
+                Found::Busy => {
+                    if let Some(_turn) = Turn::of(&self.core) {
+                        self.finish().await?;
+                    }
+                }
                 Found::Crowded => {}
                 Found::Unknown(_) | Found::Failed => break,
             }
         }
-        let text = "others have asked for the units that are left, or they are being moved";
-        let retry = Retry::After(PAUSE * WAYS);
-        Err(Error::not_applied(ErrorKind::Throttled, text)
-            .with_retry(retry)
-            .with_key(&self.core.key))
+        Err(self.busy())
     }
 
-    fn held(&self, hold: Key, bucket: usize) -> Held {
+    pub(super) fn busy(&self) -> Error {
+        let text = "others have asked for the units that are left, or they are being moved";
+        let retry = Retry::After(PAUSE * WAYS);
+        Error::not_applied(ErrorKind::Throttled, text).with_retry(retry).with_key(&self.core.key)
+    }
+
+    /// Before anything is asked: the id, the sample, the budgets.
+    pub(super) fn begin(&self, amount: u64, hold: &[u8]) -> Result<Key> {
+        check_key(hold)?;
+        let (shared, key) = (self.shared(), &self.core.key);
+        if amount == 0 {
+            return Err(Error::not_applied(ErrorKind::Limit, "no units").with_key(key));
+        }
+        self.hs.sampled(self.hs.observe(1), key, Seen::Write);
+        shared.admit(|| shared.hash(key), key, None)?;
+        Ok(hold_id(hold))
+    }
+
+    pub(super) fn held(&self, hold: Key, bucket: usize) -> Held {
         Held::new(self.clone(), hold, bucket)
     }
 
     /// One way through the buckets; the error of the question that it ended on, if it did.
-    async fn go(&self, amount: u64, id: &Key) -> Result<Found> {
+    async fn go(&self, amount: u64, id: &Key, token: &mut Option<Bytes>) -> Result<Found> {
         let names = self.names().await?;
         let (shared, core) = (self.shared(), &self.core);
         let hash = mix(id);
@@ -260,8 +287,12 @@ impl Stock {
                     // Before it is sent: a call that is dropped here may have taken.
                     core.recent.lock().set(id, bucket);
                     let _asking = Asking::new(core, bucket, amount);
-                    let take = shared.store.clone().take(names[bucket].clone(), amount, id.clone());
-                    ask(shared, take).await.map(Heard::Took)
+                    let name = names[bucket].clone();
+                    let took = core.kind.take(shared, name, amount, id.clone()).await;
+                    took.map(|(take, popped)| {
+                        *token = popped;
+                        Heard::Took(take)
+                    })
                 }
                 Next::Bar(bucket) => {
                     let name = names[bucket].clone();
@@ -290,7 +321,7 @@ impl Stock {
             let mut known = core.known.lock();
             let Some(known) = known.as_mut() else { return Ok(Found::Busy) };
             probe.heard(heard, &mut known.levels, now);
-            let uneven = short && known.uneven(now);
+            let uneven = short && core.kind == Kind::Units && known.uneven(now);
             if uneven {
                 self.even_out();
             }
@@ -322,87 +353,8 @@ impl Stock {
 
     /// The record as the store has it now.
     pub(super) async fn load(&self) -> Result<Option<(Bytes, Record)>> {
-        let get = self.shared().store.clone().get(Part::Stock.of(&self.core.key));
+        let get = self.shared().store.clone().get(self.core.kind.record().of(&self.core.key));
         self.core.learn(ask(self.shared(), get).await?)
-    }
-
-    /// All buckets, at most `max_age` old, by one load that all who ask meanwhile share; and when
-    /// that began.
-    async fn look(&self, max_age: Duration) -> Result<(Picture, Value)> {
-        self.names().await?;
-        let (shared, core) = (self.shared().clone(), self.core.clone());
-        let name = Part::StockLook.of(&core.key);
-        let from = From::loader(|| async move {
-            let ended = core.known.lock().as_ref().map_or(Tick::ZERO, |k| k.looked);
-            let since = shared.clock.precise().since(ended);
-            if since < LOOK_EVERY {
-                shared.runtime.sleep(LOOK_EVERY - since).await;
-            }
-            let record = Part::Stock.of(&core.key);
-            let before = core.learn(shared.store.clone().get(record.clone()).await?)?;
-            let names = core.known.lock().as_ref().map(|k| k.names.clone());
-            let Some((names, (_, before))) = names.zip(before) else {
-                return Err(no_stock(&core.key));
-            };
-            let buckets = shared.store.clone().get_many(names.to_vec()).await;
-            let after = core.learn(shared.store.clone().get(record).await?)?;
-            let still = before.work == Work::None
-                && after.is_some_and(|(_, r)| (r.epoch, r.seed) == (before.epoch, before.seed));
-            let mut text = String::from(if still { "still" } else { "moving" });
-            for (name, bucket) in names.iter().zip(buckets) {
-                let level = match bucket? {
-                    Some(stored) => integer(&stored.bytes).ok_or_else(|| unreadable(name))?,
-                    None if matches!(before.work, Work::Fill(_)) => 0,
-                    None => {
-                        let text = "a bucket of the stock is gone: the store has lost it";
-                        return Err(Error::not_applied(ErrorKind::Store, text).with_key(name));
-                    }
-                };
-                text = format!("{text} {level}");
-            }
-            if let Some(known) = core.known.lock().as_mut() {
-                known.looked = shared.clock.precise();
-            }
-            let stored = Some(Stored::new(text));
-            Ok(Loaded { stored, by_loader: true, uncached: false, decoded: None })
-        });
-        let hash = self.shared().hash(&name);
-        let value = self.hs.join_or_lead((hash, name), Some(max_age), from, 0).await;
-        let value = value.map_err(|e| e.with_key(&self.core.key))?;
-        let mut words = std::str::from_utf8(&value).unwrap_or_default().split(' ');
-        let still = words.next() == Some("still");
-        let levels = words.map_while(|w| w.parse().ok()).collect();
-        Ok((Picture { still, levels }, value))
-    }
-
-    /// Units that can be taken, at most a second old.
-    ///
-    /// # Staleness
-    /// Between [`Sum::age`] before the call's end and that end. Units between buckets are missing.
-    ///
-    /// # Cost
-    /// Store operations: 0 while the last count is young enough, else 2 and one per bucket, shared
-    /// by all who wait.
-    ///
-    /// # Cancel safety
-    /// As [`Heatsink::get`].
-    ///
-    /// # Errors
-    /// As [`Heatsink::get`]; [`Config`](ErrorKind::Config): there is no such stock.
-    pub async fn remaining(&self) -> Result<Sum> {
-        self.remaining_with(REMAINING_TTL).await
-    }
-
-    /// Like [`remaining`](Stock::remaining), at most `max_age` old; zero asks after the call.
-    ///
-    /// # Cancel safety
-    /// As [`Heatsink::get`].
-    ///
-    /// # Errors
-    /// As [`remaining`](Stock::remaining).
-    pub async fn remaining_with(&self, max_age: Duration) -> Result<Sum> {
-        let (picture, value) = self.look(max_age).await?;
-        Ok(Sum::new(picture.levels.iter().sum(), value.age()))
     }
 
     /// The units of a hold, if it has some that were not put back.
@@ -445,6 +397,22 @@ impl Stock {
     }
 }
 
+/// One call of this process at a time finishes what another has begun; those who find it busy come
+/// back.
+struct Turn<'a>(&'a Core);
+
+impl Turn<'_> {
+    fn of(core: &Core) -> Option<Turn<'_>> {
+        (!core.finishing.swap(true, Ordering::AcqRel)).then_some(Turn(core))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.finishing.store(false, Ordering::Release);
+    }
+}
+
 /// A question on its way to a bucket, also when its call is dropped.
 struct Asking<'a> {
     core: &'a Core,
@@ -483,7 +451,8 @@ impl Core {
                 }
             }
             known => {
-                let names = (0..record.buckets).map(|b| bucket_name(&self.key, record.seed, b));
+                let at = |b| self.kind.bucket(&self.key, record.seed, b);
+                let names = (0..record.buckets).map(at);
                 *known = Some(Known {
                     bytes: stored.bytes.clone(),
                     record: record.clone(),
@@ -516,13 +485,8 @@ impl Known {
     }
 }
 
-/// Where bucket `bucket` of `key` is.
-pub(super) fn bucket_name(key: &Key, seed: u64, bucket: usize) -> Key {
-    Part::Bucket { seed, bucket }.of(key)
-}
-
 /// A hash of a hold's id that is the same in every process and version.
-fn mix(id: &[u8]) -> u64 {
+pub(super) fn mix(id: &[u8]) -> u64 {
     let low = u64::from(fnv1a_32(id));
     let mut z = (low << 32 | low).wrapping_add(id.len() as u64);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

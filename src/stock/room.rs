@@ -14,12 +14,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+/// How much is made up for when a timer fires late.
+const LATE: Duration = Duration::from_millis(10);
+
 /// The most places of a room.
 const PLACES_MAX: usize = 1 << 24;
 
 impl Heatsink {
     /// A waiting room with `places` that lets in `per_sec` callers a second, first come, first
-    /// served.
+    /// served. At the opening and after a pause too: nobody earns a burst by not coming. What a late
+    /// timer has missed is made up for, a hundredth of a second of it.
     ///
     /// It is this process's own: with n processes give each an n-th of what the rows can take.
     ///
@@ -41,9 +45,7 @@ impl Heatsink {
         if per_sec == 0 || !(1..=PLACES_MAX).contains(&places) {
             return Err(Error::config("a waiting room needs a rate and 1 to 16,777,216 places"));
         }
-        let interval = Duration::from_secs(1) / per_sec;
-        // What comes at once after a pause is a hundredth of a second's worth.
-        let room = Room::new(places, interval, per_sec / 100);
+        let room = Room::new(places, Duration::from_secs(1) / per_sec, LATE);
         let shared = self.shared().clone();
         let keeping = AtomicBool::new(false);
         Ok(WaitingRoom(Arc::new(Inner { shared, room: Mutex::new(room), keeping })))

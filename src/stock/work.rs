@@ -1,12 +1,13 @@
 //! Work that is written down before it begins: filling in units, moving them between buckets.
 
-use super::{Stock, bucket_name, no_stock};
+use super::kind::{Kind, mint};
+use super::{Stock, no_stock};
 use crate::engine::control::stock::{Answer, Ask, Record, Step, Work, evened, gathered};
 use crate::error::{Error, ErrorKind, Result, Retry};
 use crate::key::Key;
 use crate::lanes::ask;
-use crate::names::Part;
 use crate::runtime::BoxFuture;
+use crate::store::Once;
 use bytes::Bytes;
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -61,9 +62,19 @@ impl Stock {
     /// or more units than 63 bits hold.
     pub async fn create(&self, units: u64, buckets: usize) -> Result<bool> {
         self.check_buckets(buckets)?;
+        let first = |seed, nonce| Record::first(units, buckets, seed, nonce);
+        self.begun(buckets, first).await?.ok_or_else(|| self.too_many(units))
+    }
+
+    /// Writes the first record, unless there is one, and fills in what it says; whether it did.
+    /// `None` without a record to write.
+    pub(super) async fn begun(
+        &self,
+        buckets: usize,
+        first: impl FnOnce(u64, u64) -> Option<Record>,
+    ) -> Result<Option<bool>> {
         let nonce = self.shared().roll();
-        let first = Record::first(units, buckets, self.seed(buckets), nonce)
-            .ok_or_else(|| self.too_many(units))?;
+        let Some(first) = first(self.seed(buckets), nonce) else { return Ok(None) };
         let made = match self.replace(None, &first).await {
             // Nobody knows: the record says whose it is.
             Err(error) if !error.is_unknown() => return Err(error),
@@ -73,7 +84,7 @@ impl Stock {
             },
         };
         self.finish().await?;
-        Ok(made)
+        Ok(Some(made))
     }
 
     /// Fills in `units` more, in equal parts.
@@ -124,10 +135,16 @@ impl Stock {
     /// # Cost, Cancel safety, Errors
     /// As [`rebalance`](Stock::rebalance).
     pub async fn gather(&self) -> Result<u64> {
+        self.gather_into(None).await
+    }
+
+    /// Moves all units into bucket `to`, or into the fullest.
+    pub(super) async fn gather_into(&self, to: Option<usize>) -> Result<u64> {
         self.finish().await?;
         let (picture, _) = self.look(Duration::ZERO).await?;
-        let fullest = picture.levels.iter().enumerate().max_by_key(|(_, n)| **n);
-        let moves = gathered(&picture.levels, fullest.map_or(0, |(bucket, _)| bucket));
+        let fullest = || picture.levels.iter().enumerate().max_by_key(|(_, n)| **n);
+        let to = to.or_else(|| fullest().map(|(bucket, _)| bucket)).unwrap_or(0);
+        let moves = gathered(&picture.levels, to);
         if moves.is_empty() || !picture.still {
             return Ok(0);
         }
@@ -144,15 +161,16 @@ impl Stock {
             return Ok(0);
         }
         let names: Arc<[Key]> = (0..record.buckets)
-            .map(|bucket| bucket_name(&self.core.key, record.seed, bucket))
+            .map(|bucket| self.core.kind.bucket(&self.core.key, record.seed, bucket))
             .collect();
         let mut steps = record.steps();
         let broken = *self.core.broken.lock();
         steps.iter_mut().for_each(|step| step.break_by(broken));
-        let run = |step| -> BoxFuture<'static, Result<u64>> {
-            Box::pin(self.clone().carry_out(names.clone(), step))
+        let run = |(i, step)| -> BoxFuture<'static, Result<u64>> {
+            // Fillings have one step a bucket, in their order.
+            Box::pin(self.clone().carry_out(names.clone(), step, record.first_number(i)))
         };
-        let done = all(steps.into_iter().map(run).collect()).await;
+        let done = all(steps.into_iter().enumerate().map(run).collect()).await;
         let moved = done.into_iter().sum::<Result<u64>>()?;
         // Lost or unknown: another has done it, or the next one will.
         match self.replace(Some(bytes), &record.rested(self.shared().roll())).await {
@@ -163,7 +181,7 @@ impl Stock {
     }
 
     /// One step, from wherever another may have left it; units moved.
-    async fn carry_out(self, names: Arc<[Key]>, mut step: Step) -> Result<u64> {
+    async fn carry_out(self, names: Arc<[Key]>, mut step: Step, first: u64) -> Result<u64> {
         let shared = self.shared();
         let id = Key::from(format!("m:{}", step.id));
         let mut tries = 0;
@@ -174,6 +192,11 @@ impl Stock {
                 Ask::Take(bucket, amount) => {
                     let took = store.take(name(bucket), amount, id.clone());
                     ask(shared, took).await.map(Answer::Took)
+                }
+                Ask::Add(bucket, amount) if self.core.kind == Kind::Tokens => {
+                    let numbers = first..first.saturating_add(amount);
+                    let minted = mint(shared, &names[bucket], &id, numbers).await;
+                    minted.map(|()| Answer::Once(Once::Duplicate))
                 }
                 Ask::Add(bucket, amount) => {
                     // What was taken from a 64-bit integer fits into one.
@@ -238,7 +261,7 @@ impl Stock {
 
     /// Replaces the record; whether it did.
     async fn replace(&self, old: Option<Bytes>, new: &Record) -> Result<bool> {
-        let (shared, name) = (self.shared(), Part::Stock.of(&self.core.key));
+        let (shared, name) = (self.shared(), self.core.kind.record().of(&self.core.key));
         let set = shared.store.clone().compare_and_set(name, old, new.encode().into(), None);
         ask(shared, set).await.map_err(|e| e.with_key(&self.core.key))
     }
@@ -249,7 +272,7 @@ impl Stock {
         let busiest = |seed: u64| {
             let mut shards: HashMap<Option<u32>, usize> = HashMap::new();
             for bucket in 0..buckets {
-                let name = bucket_name(&self.core.key, seed, bucket);
+                let name = self.core.kind.bucket(&self.core.key, seed, bucket);
                 *shards.entry(store.shard_of(&name)).or_default() += 1;
             }
             shards.into_values().max().unwrap_or(0)
@@ -259,7 +282,7 @@ impl Stock {
         seeds.min_by_key(|seed| busiest(*seed)).unwrap_or(drawn)
     }
 
-    fn too_many(&self, units: u64) -> Error {
+    pub(super) fn too_many(&self, units: u64) -> Error {
         let text = format!("{units} more units do not fit into 63 bits");
         Error::not_applied(ErrorKind::Limit, text).with_key(&self.core.key)
     }

@@ -2,7 +2,7 @@
 //!
 //! It takes `Arc<Self>` and owned arguments, so that a load can outlive the caller who started it.
 
-use super::{Capability, End, Ended, Holds, Once, Store, Stored, Take, Version};
+use super::{Capability, End, Ended, Holds, Once, Popped, Store, Stored, Take, Version};
 use crate::error::Result;
 use crate::key::Key;
 use crate::runtime::BoxFuture;
@@ -59,6 +59,14 @@ pub(crate) trait DynStore: Send + Sync + 'static {
         end: End,
     ) -> BoxFuture<'static, Result<Ended>>;
     fn holds(self: Arc<Self>, key: Key, page: Option<Bytes>) -> BoxFuture<'static, Result<Holds>>;
+    fn push_tokens(
+        self: Arc<Self>,
+        key: Key,
+        batch: Key,
+        tokens: Vec<Bytes>,
+    ) -> BoxFuture<'static, Result<bool>>;
+    fn pop_token(self: Arc<Self>, key: Key, hold: Key) -> BoxFuture<'static, Result<Popped>>;
+    fn count_tokens(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<u64>>;
     fn shard_of(&self, key: &[u8]) -> Option<u32>;
     fn max_in_flight_time(&self) -> Duration;
 }
@@ -163,6 +171,23 @@ impl<S: Store> DynStore for S {
 
     fn holds(self: Arc<Self>, key: Key, page: Option<Bytes>) -> BoxFuture<'static, Result<Holds>> {
         Box::pin(async move { Store::holds(&*self, &key, page).await })
+    }
+
+    fn push_tokens(
+        self: Arc<Self>,
+        key: Key,
+        batch: Key,
+        tokens: Vec<Bytes>,
+    ) -> BoxFuture<'static, Result<bool>> {
+        Box::pin(async move { Store::push_tokens(&*self, &key, &batch, tokens).await })
+    }
+
+    fn pop_token(self: Arc<Self>, key: Key, hold: Key) -> BoxFuture<'static, Result<Popped>> {
+        Box::pin(async move { Store::pop_token(&*self, &key, &hold).await })
+    }
+
+    fn count_tokens(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<u64>> {
+        Box::pin(async move { Store::count_tokens(&*self, &key).await })
     }
 
     fn shard_of(&self, key: &[u8]) -> Option<u32> {

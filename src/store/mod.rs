@@ -22,7 +22,7 @@ pub(crate) use dynamic::DynStore;
 pub use memory::MemoryStore;
 #[cfg(feature = "redis")]
 pub use redis::RedisStore;
-pub use stock::{End, Ended, Hold, Holds, Take};
+pub use stock::{End, Ended, Hold, Holds, Popped, Take};
 
 use crate::error::{Error, Result};
 use crate::key::Key;
@@ -106,6 +106,9 @@ pub struct Capability {
     pub claim_lane: bool,
     /// [`Store::take`], [`Store::end_hold`] and [`Store::holds`].
     pub take: bool,
+    /// [`Store::push_tokens`], [`Store::pop_token`] and [`Store::count_tokens`], and of `take` what
+    /// ends and tells holds.
+    pub tokens: bool,
     /// [`Store::publish`] and [`Store::subscribe`].
     pub publish: bool,
     /// [`Store::get_replica`].
@@ -132,6 +135,7 @@ impl Capability {
             add_once: true,
             claim_lane: true,
             take: true,
+            tokens: true,
             publish: true,
             replicas: true,
             shard_of: true,
@@ -339,6 +343,33 @@ pub trait Store: Send + Sync + 'static {
     fn holds(&self, key: &Key, page: Option<Bytes>) -> impl Future<Output = Result<Holds>> + Send {
         let _ = (key, page);
         async { Err(Error::unsupported("take")) }
+    }
+
+    /// Appends `tokens` to the list under `key`, once per `batch`; whether this call did.
+    /// Capability `tokens`.
+    fn push_tokens(
+        &self,
+        key: &Key,
+        batch: &Key,
+        tokens: Vec<Bytes>,
+    ) -> impl Future<Output = Result<bool>> + Send {
+        let _ = (key, batch, tokens);
+        async { Err(Error::unsupported("tokens")) }
+    }
+
+    /// Takes the first token off the list under `key`, once per `hold`: a hold that has one hears
+    /// the same again, one that was put back gets none any more. The hold is ended by
+    /// [`end_hold`](Store::end_hold), which puts the token back at the list's end, and is told by
+    /// [`holds`](Store::holds) as one unit. Capability `tokens`.
+    fn pop_token(&self, key: &Key, hold: &Key) -> impl Future<Output = Result<Popped>> + Send {
+        let _ = (key, hold);
+        async { Err(Error::unsupported("tokens")) }
+    }
+
+    /// Tokens in the list under `key`; none where there is no list. Capability `tokens`.
+    fn count_tokens(&self, key: &Key) -> impl Future<Output = Result<u64>> + Send {
+        let _ = key;
+        async { Err(Error::unsupported("tokens")) }
     }
 
     /// Sends `message` to all present subscribers of `channel`, at most once. Capability `publish`.

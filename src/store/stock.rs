@@ -23,6 +23,25 @@ pub enum Take {
     },
 }
 
+/// What came of taking a token.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Popped {
+    /// Taken by this hold (now or by an earlier call of the same hold).
+    Token {
+        /// The token.
+        token: Bytes,
+        /// Tokens left in the list when it was taken.
+        left: u64,
+    },
+    /// The list is empty; nothing was taken.
+    Empty,
+    /// The hold was put back before; nothing was taken.
+    Ended {
+        /// Whether it had held a token. If not, it was barred before it could take one.
+        held: bool,
+    },
+}
+
 /// How a hold ends.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum End {
@@ -60,6 +79,8 @@ pub struct Hold {
     pub amount: u64,
     /// How it ended, unless it is open.
     pub ended: Option<End>,
+    /// The token, if it holds or has used one.
+    pub token: Option<Bytes>,
 }
 
 /// Some of the holds under a key.

@@ -21,6 +21,7 @@ mod checks;
 mod optional;
 mod signals;
 mod stock;
+mod tokens;
 
 use crate::runtime::{Runtime, ambient};
 use crate::store::{Capability, Store};

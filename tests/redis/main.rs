@@ -18,9 +18,11 @@ mod flushes;
 mod load;
 mod moves;
 mod node;
+mod pools;
 mod proxy;
 mod salted;
 #[path = "../../examples/servers/mod.rs"]
 mod servers;
+mod stock;
 #[cfg(feature = "redis-tls")]
 mod tls;

@@ -21,6 +21,10 @@ use std::fmt::Write;
 /// Buckets of one stock at most.
 pub const BUCKETS_MAX: usize = 256;
 
+/// Fewer units a bucket are not evened out: what moves cannot be taken for some round trips, and
+/// each of those rows is asked four times.
+const WORTH_MOVING: i64 = 4;
+
 /// Longer records are not read.
 const RECORD_BYTES_MAX: usize = 16 << 10;
 
@@ -59,6 +63,9 @@ pub struct Record {
     pub buckets: usize,
     /// Units that were ever filled in, those of the filling under way included.
     pub initial: u64,
+    /// Of a balance, whose first bucket is its main account: what it never falls below. Its units
+    /// count from there.
+    pub floor: Option<i64>,
     /// What is under way.
     pub work: Work,
 }
@@ -76,7 +83,33 @@ impl Record {
     pub fn first(units: u64, buckets: usize, seed: u64, nonce: u64) -> Option<Record> {
         let fits = (1..=BUCKETS_MAX).contains(&buckets) && i64::try_from(units).is_ok();
         let work = Work::Fill(if fits { shares(units, buckets) } else { return None });
-        Some(Record { epoch: 1, nonce, seed, buckets, initial: units, work })
+        Some(Record { epoch: 1, nonce, seed, buckets, initial: units, floor: None, work })
+    }
+
+    /// The first record of a balance; `None` when it would begin below its floor, or when the
+    /// numbers are outside the limits.
+    #[must_use]
+    pub fn account(
+        opening: i64,
+        floor: i64,
+        stripes: usize,
+        seed: u64,
+        nonce: u64,
+    ) -> Option<Record> {
+        let units = opening.checked_sub(floor).and_then(|n| u64::try_from(n).ok())?;
+        let buckets = stripes.checked_add(1).filter(|_| stripes > 0)?;
+        let first = Record::first(units, buckets, seed, nonce)?;
+        let mut parts = vec![0; buckets];
+        parts[0] = units;
+        Some(Record { floor: Some(floor), work: Work::Fill(parts), ..first })
+    }
+
+    /// The number of the first unit that the filling under way brings to `bucket`: the units of
+    /// all fillings are counted through.
+    #[must_use]
+    pub fn first_number(&self, bucket: usize) -> u64 {
+        let Work::Fill(parts) = &self.work else { return self.initial };
+        self.initial.saturating_sub(parts.iter().skip(bucket).sum())
     }
 
     /// The record with `units` more to be filled in; `None` while work is under way, or when they
@@ -126,8 +159,12 @@ impl Record {
     /// The record as bytes.
     #[must_use]
     pub fn encode(&self) -> String {
-        let Record { epoch, nonce, seed, buckets, initial, work } = self;
-        let mut text = format!("hs-stock1 {epoch} {nonce} {seed} {buckets} {initial}");
+        let Record { epoch, nonce, seed, buckets, initial, floor, work } = self;
+        let mut text = match floor {
+            None => String::from("hs-stock1"),
+            Some(floor) => format!("hs-account1 {floor}"),
+        };
+        let _ = write!(text, " {epoch} {nonce} {seed} {buckets} {initial}");
         // Writing to a string does not fail.
         match work {
             Work::None => text.push_str(" idle"),
@@ -152,9 +189,11 @@ impl Record {
     pub fn parse(bytes: &[u8]) -> Option<Record> {
         let text = std::str::from_utf8(bytes).ok().filter(|t| t.len() <= RECORD_BYTES_MAX)?;
         let mut words = text.split(' ');
-        if words.next()? != "hs-stock1" {
-            return None;
-        }
+        let floor = match words.next()? {
+            "hs-stock1" => None,
+            "hs-account1" => Some(words.next()?.parse().ok()?),
+            _ => return None,
+        };
         let mut number = || words.next()?.parse::<u64>().ok();
         let (epoch, nonce, seed) = (number()?, number()?, number()?);
         let (buckets, initial) = (usize::try_from(number()?).ok()?, number()?);
@@ -173,8 +212,9 @@ impl Record {
             }
             _ => return None,
         };
-        let sound = (1..=BUCKETS_MAX).contains(&buckets) && i64::try_from(initial).is_ok();
-        sound.then_some(Record { epoch, nonce, seed, buckets, initial, work })
+        let least = if floor.is_some() { 2 } else { 1 };
+        let sound = (least..=BUCKETS_MAX).contains(&buckets) && i64::try_from(initial).is_ok();
+        sound.then_some(Record { epoch, nonce, seed, buckets, initial, floor, work })
     }
 }
 
@@ -194,13 +234,13 @@ impl Move {
 }
 
 /// Moves that even out `levels`, the units in each bucket. Empty when no bucket is below half of
-/// the mean, or when there is not a unit a bucket.
+/// the mean, or when so few are left that they would be sold while they are moved.
 #[must_use]
 pub fn evened(levels: &[i64]) -> Vec<Move> {
     let total: u64 = levels.iter().map(|&n| n.max(0).unsigned_abs()).sum();
     let buckets = levels.len().max(1) as u64;
     let (low, high) = ((total / buckets) as i64, total.div_ceil(buckets) as i64);
-    if low == 0 || levels.iter().all(|&n| n > low / 2) {
+    if low < WORTH_MOVING || levels.iter().all(|&n| n > low / 2) {
         return Vec::new();
     }
     let of = |keep: &dyn Fn(i64) -> i64| -> Vec<(usize, i64)> {
@@ -278,6 +318,12 @@ pub enum Mutant {
     ProbesOn,
     /// Sold out is said because all buckets were empty a moment ago.
     SoldOutFromMemory,
+    /// A debit is refused by one picture of the stripes.
+    RefusesEarly,
+    /// A debit whose answer was lost is refused like one that was never asked for.
+    ForgetsDoubt,
+    /// A credit whose answer was lost is made on another stripe.
+    CreditsElsewhere,
 }
 
 /// One step of a work, as far as one process has got with it.
@@ -390,7 +436,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn record(work: Work) -> Record {
-        Record { epoch: 7, nonce: u64::MAX, seed: 3, buckets: 4, initial: 10, work }
+        let (nonce, floor) = (u64::MAX, None);
+        Record { epoch: 7, nonce, seed: 3, buckets: 4, initial: 10, floor, work }
     }
 
     #[test]
@@ -420,6 +467,28 @@ mod tests {
     }
 
     #[test]
+    fn a_balance_begins_above_its_floor_in_its_main_account() {
+        let account = Record::account(-20, -50, 3, 9, 1).unwrap();
+        assert_eq!((account.initial, account.buckets), (30, 4));
+        assert_eq!(account.work, Work::Fill(vec![30, 0, 0, 0]));
+        assert_eq!(Record::parse(account.encode().as_bytes()), Some(account));
+        assert_eq!(Record::account(1, 2, 3, 9, 1), None, "below the floor");
+        assert_eq!(Record::account(i64::MAX, -1, 3, 9, 1), None, "beyond 63 bits");
+        assert_eq!(Record::account(1, 0, 0, 9, 1), None, "no stripes");
+        assert_eq!(Record::account(1, 0, 256, 9, 1), None, "too many");
+        assert_eq!(Record::parse(b"hs-account1 x 1 2 3 4 5 idle"), None);
+        assert_eq!(Record::parse(b"hs-account1 0 1 2 3 1 5 idle"), None, "no stripe");
+    }
+
+    #[test]
+    fn the_units_of_all_fillings_are_counted_through() {
+        let first = Record::first(10, 4, 0, 0).unwrap();
+        assert_eq!([0, 1, 2, 3].map(|b| first.first_number(b)), [0, 3, 6, 8]);
+        let more = first.rested(0).grown(5, 0).unwrap();
+        assert_eq!([0, 1, 2, 3].map(|b| more.first_number(b)), [10, 12, 13, 14]);
+    }
+
+    #[test]
     fn one_work_at_a_time() {
         let busy = record(Work::Fill(vec![1; 4]));
         assert_eq!(busy.grown(1, 0), None);
@@ -445,7 +514,8 @@ mod tests {
             prop_assert!(after.iter().all(|&n| n >= 0));
             prop_assert!(moves.len() <= levels.len());
             let low = levels.iter().sum::<i64>() / levels.len() as i64;
-            prop_assert!(after.iter().all(|&n| n >= low / 2), "{:?}", after);
+            let even = |n: i64| n >= low / 2 || low < WORTH_MOVING;
+            prop_assert!(after.iter().all(|&n| even(n)), "{:?}", after);
             let all = gathered(&levels, 0);
             let sum: u64 = all.iter().map(|m| m.amount).sum();
             prop_assert_eq!(sum as i64 + levels[0], levels.iter().sum::<i64>());

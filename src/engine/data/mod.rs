@@ -2,6 +2,7 @@
 //!
 //! - [`gate`]: which loads are overlapped by a write, which may be joined, which may be cached.
 //! - [`bulkhead`]: places and a queue in front of one shard.
+//! - [`debit`]: one debit of a striped balance.
 //! - [`flight`]: one running load and the callers that wait for it.
 //! - [`near`]: how old a cached value may be, and which of two values wins.
 //! - [`announce`]: what processes tell each other of their writes.
@@ -19,6 +20,7 @@ pub mod admit;
 pub mod announce;
 pub mod approx;
 pub mod bulkhead;
+pub mod debit;
 pub mod flight;
 pub mod gate;
 pub mod near;

@@ -8,7 +8,8 @@
 //!   in which buckets are asked, and for 200 ms when they are evened out.
 //! - **Bounds**: the buckets of the stock, four pictures, three attempts per question.
 //! - **Source**: bucketed stock with a fixed probe order per hold; an ambiguous reply stops the
-//!   walk (probing on would take twice).
+//!   walk (probing on would take twice). The fuller of two keeps the buckets level (Azar, Broder,
+//!   Karlin, Upfal, 1999).
 
 use crate::engine::control::stock::Mutant;
 use crate::engine::time::Tick;
@@ -58,6 +59,12 @@ impl Levels {
         level.saturating_sub(self.asked.get(bucket).copied().unwrap_or(0))
     }
 
+    /// Whether more is left in bucket `a` than in `b`, as far as has been heard of both.
+    fn fuller(&self, a: usize, b: usize) -> bool {
+        let left = |bucket: usize| self.heard[bucket].map(|(level, _)| self.spare(bucket, level));
+        left(a).zip(left(b)).is_some_and(|(a, b)| a > b)
+    }
+
     /// `bucket` had `left` units at `now`.
     pub fn heard(&mut self, bucket: usize, left: i64, now: Tick) {
         if let Some(level) = self.heard.get_mut(bucket) {
@@ -77,6 +84,8 @@ impl Levels {
 pub struct Picture {
     /// Nothing was between buckets while it was taken.
     pub still: bool,
+    /// Counts the works that were begun.
+    pub epoch: u64,
     /// Units in each bucket.
     pub levels: Vec<i64>,
 }
@@ -174,6 +183,13 @@ impl Probe {
         let promising =
             |b: &usize| levels.heard[*b].is_none_or(|(level, _)| levels.spare(*b, level) >= amount);
         let mut rest: Vec<usize> = order(hash, levels.heard.len()).filter(promising).collect();
+        // Of the first two the fuller one: so all of them run empty at about the same time, and the
+        // last units lie in many rows.
+        if let [first, second, ..] = rest[..]
+            && levels.fuller(second, first)
+        {
+            rest.swap(0, 1);
+        }
         rest.reverse();
         let mut probe = Probe {
             hash,
@@ -335,7 +351,7 @@ mod tests {
     const T: Tick = Tick(1_000_000_000);
 
     fn picture(still: bool, levels: &[i64]) -> Heard {
-        Heard::Saw(Some(Picture { still, levels: levels.to_vec() }))
+        Heard::Saw(Some(Picture { still, epoch: 1, levels: levels.to_vec() }))
     }
 
     /// Answers until the end.
@@ -435,6 +451,26 @@ mod tests {
         levels.answered(1, 1);
         let probe = Probe::new(0, 1, &levels, None);
         assert_eq!(probe.next(), Next::Take(1));
+    }
+
+    #[test]
+    fn of_two_buckets_the_fuller_one_is_asked_and_all_run_empty_together() {
+        let (buckets, each) = (16, 600);
+        let mut left = vec![each; buckets];
+        let mut levels = Levels::new(buckets);
+        let mut hash = 1u64;
+        for _ in 0..buckets as i64 * (each - 10) {
+            hash = hash.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            let Next::Take(b) = Probe::new(hash ^ hash >> 29, 1, &levels, None).next() else {
+                panic!()
+            };
+            left[b] -= 1;
+            levels.heard(b, left[b], T);
+        }
+        assert!(
+            left.iter().all(|n| (5..=15).contains(n)),
+            "by chance alone some lack 50: {left:?}"
+        );
     }
 
     #[test]

@@ -1,14 +1,16 @@
 //! Who waits to be let in, and who is next.
 //!
 //! - **What**: a queue that lets callers in at a fixed rate, first come, first served.
-//! - **Invariant**: nobody is let in before somebody who came earlier and still waits; never more
-//!   than the burst and the rate allow; whoever leaves moves the others up.
-//! - **Time and units**: ticks; one caller per interval.
+//! - **Invariant**: nobody is let in before somebody who came earlier and still waits; from the
+//!   first on never more than the rate allows: a pause earns nothing, since the rows behind are as
+//!   slow after it; whoever leaves moves the others up.
+//! - **Time and units**: ticks; one caller per interval. What was let in too late, while somebody
+//!   waited, is made up for: so many at once as came to be due within `late`.
 //! - **Bounds**: a capacity; a position costs the logarithm of it.
 //! - **Source**: the generic cell rate algorithm (ITU-T I.371) for the rate; a Fenwick tree (1994)
 //!   over the places for the positions.
 
-use crate::engine::time::{Tick, nanos};
+use crate::engine::time::Tick;
 use std::time::Duration;
 
 /// The waiting places. `W` is whatever wakes a caller.
@@ -25,9 +27,10 @@ pub struct Room<W> {
     next: u64,
     waiting: usize,
     interval: Duration,
-    burst: u32,
-    /// When the bucket of permits is full again.
-    full_at: Tick,
+    /// How much of a delay is made up for.
+    late: Duration,
+    /// When the next may go in.
+    due: Tick,
 }
 
 #[derive(Clone, Debug)]
@@ -50,10 +53,10 @@ pub enum Came {
 }
 
 impl<W> Room<W> {
-    /// A room of `capacity` places that lets one in per `interval`, and up to `burst` at once after
-    /// a pause.
+    /// A room of `capacity` places that lets one in per `interval`; where [`admit`](Room::admit)
+    /// was called late, up to `late` of that is made up for.
     #[must_use]
-    pub fn new(capacity: usize, interval: Duration, burst: u32) -> Room<W> {
+    pub fn new(capacity: usize, interval: Duration, late: Duration) -> Room<W> {
         let capacity = capacity.max(1);
         Room {
             places: (0..capacity).map(|_| Place::Empty).collect(),
@@ -63,8 +66,8 @@ impl<W> Room<W> {
             next: 0,
             waiting: 0,
             interval,
-            burst: burst.max(1),
-            full_at: Tick::ZERO,
+            late,
+            due: Tick::ZERO,
         }
     }
 
@@ -76,7 +79,8 @@ impl<W> Room<W> {
 
     /// Somebody comes.
     pub fn come(&mut self, now: Tick) -> Came {
-        if self.waiting == 0 && self.permit(now) {
+        if self.waiting == 0 && self.due <= now {
+            self.due = now.after(self.interval);
             return Came::In;
         }
         self.forget();
@@ -95,8 +99,11 @@ impl<W> Room<W> {
     /// Lets in whoever may go in now; what wakes them.
     pub fn admit(&mut self, now: Tick) -> Vec<W> {
         let mut woken = Vec::new();
-        while self.waiting > 0 && self.permit(now) {
-            let Some(front) = self.front() else { break };
+        while self.waiting > 0
+            && self.due <= now
+            && let Some(front) = self.front()
+        {
+            self.due = self.due.max(now.before(self.late)).after(self.interval);
             let at = self.at(front);
             if let Place::Waiting(waker) = std::mem::replace(&mut self.places[at], Place::LetIn) {
                 woken.extend(waker);
@@ -110,8 +117,7 @@ impl<W> Room<W> {
     /// When the next may go in; `None` when nobody waits.
     #[must_use]
     pub fn next_at(&self) -> Option<Tick> {
-        let slack = self.interval.saturating_mul(self.burst - 1);
-        (self.waiting > 0).then(|| self.full_at.before(slack))
+        (self.waiting > 0).then_some(self.due)
     }
 
     /// How many wait before `ticket`; `None` when it does not wait.
@@ -132,10 +138,8 @@ impl<W> Room<W> {
     /// How long somebody with so many before it will wait, at least.
     #[must_use]
     pub fn estimate(&self, before: usize, now: Tick) -> Duration {
-        let slack = self.interval.saturating_mul(self.burst - 1);
-        let first = self.full_at.before(slack).since(now);
         let before = u32::try_from(before).unwrap_or(u32::MAX);
-        first.saturating_add(self.interval.saturating_mul(before))
+        self.due.since(now).saturating_add(self.interval.saturating_mul(before))
     }
 
     /// Whether `ticket` was let in, which it is told once; else `waker` will be woken. And the waker
@@ -162,22 +166,11 @@ impl<W> Room<W> {
                 waker
             }
             Place::LetIn => {
-                self.full_at = self.full_at.before(self.interval);
+                self.due = self.due.before(self.interval);
                 None
             }
             Place::Empty => None,
         }
-    }
-
-    /// Takes a permit if there is one.
-    fn permit(&mut self, now: Tick) -> bool {
-        let slack = self.interval.saturating_mul(self.burst - 1);
-        let from = self.full_at.max(now);
-        if nanos(from.since(now)) > nanos(slack) {
-            return false;
-        }
-        self.full_at = from.after(self.interval);
-        true
     }
 
     fn at(&self, ticket: u64) -> usize {
@@ -236,10 +229,9 @@ mod tests {
 
     #[test]
     fn the_first_come_first_and_no_faster_than_the_rate() {
-        let mut room: Room<u32> = Room::new(10, MS, 2);
+        let mut room: Room<u32> = Room::new(10, MS, MS);
         let t = |ms: u64| Tick(1_000_000_000 + ms * 1_000_000);
-        assert_eq!([0; 3].map(|_| room.come(t(0))), [Came::In, Came::In, Came::Waits(0)]);
-        assert_eq!(room.come(t(0)), Came::Waits(1));
+        assert_eq!([0; 3].map(|_| room.come(t(0))), [Came::In, Came::Waits(0), Came::Waits(1)]);
         assert_eq!((room.position(0), room.position(1)), (Some(0), Some(1)));
         assert_eq!(room.next_at(), Some(t(1)));
         assert_eq!(room.estimate(1, t(0)), 2 * MS);
@@ -252,8 +244,22 @@ mod tests {
     }
 
     #[test]
+    fn a_delay_is_made_up_for_and_a_pause_is_not() {
+        let mut room: Room<u32> = Room::new(10, MS, 2 * MS);
+        let t = |ms: u64| Tick(1_000_000_000 + ms * 1_000_000);
+        assert_eq!(room.come(t(0)), Came::In);
+        (0..8).for_each(|n| assert_eq!(room.come(t(0)), Came::Waits(n)));
+        (0..8).for_each(|n| assert!(!room.poll(n, n as u32).0));
+        assert_eq!(room.admit(t(3)), [0, 1, 2], "due at 1, 2 and 3");
+        assert_eq!(room.admit(t(100)), [3, 4, 5], "two intervals of a long delay");
+        assert_eq!(room.admit(t(102)), [6, 7]);
+        assert_eq!(room.come(t(500)), Came::In);
+        assert_eq!(room.come(t(500)), Came::Waits(8), "nobody came for long: one goes in");
+    }
+
+    #[test]
     fn one_that_leaves_after_it_was_let_in_gives_its_permit_to_the_next() {
-        let mut room: Room<u32> = Room::new(10, MS, 1);
+        let mut room: Room<u32> = Room::new(10, MS, Duration::ZERO);
         let t = |ms: u64| Tick(1_000_000_000 + ms * 1_000_000);
         assert_eq!(room.come(t(0)), Came::In);
         assert_eq!([room.come(t(0)), room.come(t(0))], [Came::Waits(0), Came::Waits(1)]);
@@ -270,10 +276,10 @@ mod tests {
         #[test]
         fn it_does_what_a_list_does(
             capacity in 1usize..9,
-            burst in 1u32..4,
+            late in 0u32..4,
             steps in prop::collection::vec((0u8..4, 0u64..8, 0u64..4), 0..300)
         ) {
-            let mut room: Room<u64> = Room::new(capacity, MS, burst);
+            let mut room: Room<u64> = Room::new(capacity, MS, MS * late);
             let mut list: Vec<u64> = Vec::new();
             let mut now = Tick(1_000_000_000);
             let mut let_in: Vec<u64> = Vec::new();
@@ -304,7 +310,7 @@ mod tests {
                 for (i, t) in list.iter().enumerate() {
                     prop_assert_eq!(room.position(*t), Some(i));
                 }
-                let most = u128::from(burst) + now.since(first).as_nanos() / MS.as_nanos();
+                let most = 1 + now.since(first).as_nanos() / MS.as_nanos();
                 prop_assert!(u128::from(come) + let_in.len() as u128 <= most);
             }
             prop_assert!(let_in.is_sorted());

@@ -34,6 +34,9 @@ pub enum Op {
     Take,
     EndHold,
     Holds,
+    PushTokens,
+    PopToken,
+    CountTokens,
     Publish,
     Subscribe,
 }
@@ -42,7 +45,10 @@ impl Op {
     /// True for an operation that changes nothing.
     #[must_use]
     pub const fn is_read(self) -> bool {
-        matches!(self, Op::Get | Op::GetMany | Op::GetReplica | Op::Holds | Op::Subscribe)
+        matches!(
+            self,
+            Op::Get | Op::GetMany | Op::GetReplica | Op::Holds | Op::CountTokens | Op::Subscribe
+        )
     }
 }
 

@@ -17,7 +17,9 @@ pub use builder::MemoryStoreBuilder;
 pub use faults::{Fault, Faults, On, Op};
 pub use shard::ShardCounts;
 
-use super::{Capability, End, Ended, Holds, Once, Store, Stored, Subscription, Take, Version};
+use super::{
+    Capability, End, Ended, Holds, Once, Popped, Store, Stored, Subscription, Take, Version,
+};
 use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Result, Retry};
 use crate::key::{self, Key};
@@ -491,6 +493,24 @@ impl Store for MemoryStore {
         self.can(|c| c.take, "take")?;
         let of = key.clone();
         self.call(Op::Holds, key, move |shard, _| Ok(shard.holds(&of, page))).await
+    }
+
+    async fn push_tokens(&self, key: &Key, batch: &Key, tokens: Vec<Bytes>) -> Result<bool> {
+        self.can(|c| c.tokens, "tokens")?;
+        let (of, batch) = (key.clone(), batch.clone());
+        self.call(Op::PushTokens, key, move |shard, _| shard.push_tokens(&of, &batch, tokens)).await
+    }
+
+    async fn pop_token(&self, key: &Key, hold: &Key) -> Result<Popped> {
+        self.can(|c| c.tokens, "tokens")?;
+        let (of, hold) = (key.clone(), hold.clone());
+        self.call(Op::PopToken, key, move |shard, _| shard.pop_token(&of, &hold)).await
+    }
+
+    async fn count_tokens(&self, key: &Key) -> Result<u64> {
+        self.can(|c| c.tokens, "tokens")?;
+        let of = key.clone();
+        self.call(Op::CountTokens, key, move |shard, _| Ok(shard.count_tokens(&of))).await
     }
 
     async fn publish(&self, channel: &Key, message: Bytes) -> Result<()> {

@@ -4,7 +4,7 @@
 use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
-use crate::store::{End, Ended, Hold, Holds, Once, Stored, Take, Version};
+use crate::store::{End, Ended, Hold, Holds, Once, Popped, Stored, Take, Version};
 use bytes::Bytes;
 use hashbrown::HashMap;
 use std::collections::{BTreeMap, VecDeque};
@@ -64,11 +64,12 @@ pub(super) struct Shows {
 struct Ids {
     once: Map<OnceState>,
     holds: BTreeMap<Key, HoldState>,
+    tokens: VecDeque<Bytes>,
 }
 
 impl Default for Ids {
     fn default() -> Ids {
-        Ids { once: map(), holds: BTreeMap::new() }
+        Ids { once: map(), holds: BTreeMap::new(), tokens: VecDeque::new() }
     }
 }
 
@@ -78,12 +79,13 @@ enum OnceState {
     Poisoned,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct HoldState {
     amount: u64,
     /// What was left when it took.
     left: i64,
     ended: Option<End>,
+    token: Option<Bytes>,
 }
 
 /// How often a key was asked for.
@@ -250,7 +252,9 @@ impl Shard {
     }
 
     pub(super) fn delete(&mut self, key: &Key, now: Tick) -> bool {
-        self.live(key, now).is_some() && self.remove(key, now)
+        let tokens = self.ids.get_mut(key).map(|ids| std::mem::take(&mut ids.tokens));
+        let list = tokens.is_some_and(|tokens| !tokens.is_empty());
+        (self.live(key, now).is_some() && self.remove(key, now)) || list
     }
 
     /// The integer under `key`; zero when absent, refused when sealed.
@@ -401,8 +405,50 @@ impl Shard {
         };
         room(self.ids(key).holds.len(), key)?;
         self.store_integer(key, left, None, now)?;
-        self.ids(key).holds.insert(hold.clone(), HoldState { amount, left, ended: None });
+        self.ids(key)
+            .holds
+            .insert(hold.clone(), HoldState { amount, left, ended: None, token: None });
         Ok(Take::Taken { left })
+    }
+
+    pub(super) fn push_tokens(
+        &mut self,
+        key: &Key,
+        batch: &Key,
+        tokens: Vec<Bytes>,
+    ) -> Result<bool> {
+        let ids = self.ids(key);
+        if ids.once.contains_key(batch) {
+            return Ok(false);
+        }
+        room(ids.once.len(), key)?;
+        room((ids.tokens.len() + tokens.len()).saturating_sub(1), key)?;
+        ids.tokens.extend(tokens);
+        ids.once.insert(batch.clone(), OnceState::Applied);
+        Ok(true)
+    }
+
+    pub(super) fn pop_token(&mut self, key: &Key, hold: &Key) -> Result<Popped> {
+        let ids = self.ids(key);
+        match ids.holds.get(hold) {
+            Some(&HoldState { ended: Some(End::Back), amount, .. }) => {
+                return Ok(Popped::Ended { held: amount > 0 });
+            }
+            Some(HoldState { token: Some(token), left, .. }) => {
+                return Ok(Popped::Token { token: token.clone(), left: left.unsigned_abs() });
+            }
+            _ => room(ids.holds.len(), key)?,
+        }
+        let Some(token) = ids.tokens.pop_front() else { return Ok(Popped::Empty) };
+        let left = ids.tokens.len();
+        let state =
+            HoldState { amount: 1, left: left as i64, ended: None, token: Some(token.clone()) };
+        ids.holds.insert(hold.clone(), state);
+        Ok(Popped::Token { token, left: left as u64 })
+    }
+
+    pub(super) fn count_tokens(&mut self, key: &Key) -> u64 {
+        self.ids.get(key).map_or(0, |ids| ids.tokens.len() as u64)
     }
 
     pub(super) fn end_hold(&mut self, key: &Key, hold: &Key, end: End, now: Tick) -> Result<Ended> {
@@ -412,19 +458,29 @@ impl Shard {
             Some(&HoldState { amount, ended: Some(end), .. }) => {
                 return Ok(Ended::Before { end, amount });
             }
-            Some(open) => *open,
+            Some(open) => open.clone(),
             None if end == End::Sold => return Ok(Ended::Never),
             None => {
                 room(known, key)?;
-                HoldState { amount: 0, left: 0, ended: None }
+                HoldState { amount: 0, left: 0, ended: None, token: None }
             }
         };
-        if end == End::Back && state.amount > 0 {
-            // What was taken from a 64-bit integer fits into one.
-            self.add(key, i64::try_from(state.amount).unwrap_or(i64::MAX), now)?;
-        }
-        self.ids(key).holds.insert(hold.clone(), HoldState { ended: Some(end), ..state });
-        Ok(Ended::Now { amount: state.amount })
+        let amount = state.amount;
+        let token = match (end, state.token) {
+            (End::Back, Some(token)) => {
+                self.ids(key).tokens.push_back(token);
+                None
+            }
+            (End::Back, None) if amount > 0 => {
+                // What was taken from a 64-bit integer fits into one.
+                self.add(key, i64::try_from(amount).unwrap_or(i64::MAX), now)?;
+                None
+            }
+            (_, token) => token,
+        };
+        let ended = HoldState { ended: Some(end), token, ..state };
+        self.ids(key).holds.insert(hold.clone(), ended);
+        Ok(Ended::Now { amount })
     }
 
     pub(super) fn holds(&mut self, key: &Key, page: Option<Bytes>) -> Holds {
@@ -433,8 +489,10 @@ impl Shard {
             None => Bound::Unbounded,
         };
         let mut rest = self.ids(key).holds.range((from, Bound::Unbounded));
-        let of =
-            |(id, h): (&Key, &HoldState)| Hold { id: id.clone(), amount: h.amount, ended: h.ended };
+        let of = |(id, h): (&Key, &HoldState)| {
+            let (id, token) = (id.clone(), h.token.clone());
+            Hold { id, amount: h.amount, ended: h.ended, token }
+        };
         let page: Vec<Hold> = rest.by_ref().take(HOLDS_PAGE).map(of).collect();
         let next = page.last().filter(|_| rest.next().is_some());
         let next = next.map(|last| Bytes::copy_from_slice(last.id.as_bytes()));

@@ -32,7 +32,7 @@ pub use builder::RedisStoreBuilder;
 pub use route::RedisStats;
 
 use super::{
-    Capability, End, Ended, Hold, Holds, Once, Store, Stored, Subscription, Take, Version,
+    Capability, End, Ended, Hold, Holds, Once, Popped, Store, Stored, Subscription, Take, Version,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::{self, Key};
@@ -297,6 +297,7 @@ impl Store for RedisStore {
             seal: options.scripts,
             add_once: options.scripts,
             take: options.scripts,
+            tokens: options.scripts,
             publish: !wrapped,
             replicas: options.replicas,
             shard_of: route.is_cluster(),
@@ -481,6 +482,42 @@ impl Store for RedisStore {
         });
         let page: Option<Vec<Hold>> = pairs.collect();
         Ok(Holds { page: page.ok_or_else(|| answer::unexpected(false))?, next })
+    }
+
+    async fn push_tokens(&self, key: &Key, batch: &Key, tokens: Vec<Bytes>) -> Result<bool> {
+        let (ids, (kept, max)) = (scripts::beside(key, "once"), self.kept());
+        let mut args = vec![batch.as_bytes(), kept.as_bytes(), max.as_bytes()];
+        args.extend(tokens.iter().map(Bytes::as_ref));
+        let script = &self.inner.scripts.push_tokens;
+        yes(&self.script("tokens", script, key, &[key, &ids], &args).await?)
+    }
+
+    async fn pop_token(&self, key: &Key, hold: &Key) -> Result<Popped> {
+        let (holds, (kept, max)) = (scripts::beside(key, "hold"), self.kept());
+        let args = [hold.as_bytes(), kept.as_bytes(), max.as_bytes()];
+        let script = &self.inner.scripts.pop_token;
+        let reply = self.script("tokens", script, key, &[key, &holds], &args).await?;
+        let [popped, count, Value::BulkString(token)] = list(&reply) else {
+            return Err(answer::unexpected(true));
+        };
+        match popped {
+            Value::Int(0) => Ok(Popped::Empty),
+            Value::Int(1) => {
+                Ok(Popped::Token { token: Bytes::copy_from_slice(token), left: units(count)? })
+            }
+            Value::Int(2) => Ok(Popped::Ended { held: units(count)? > 0 }),
+            _ => Err(answer::unexpected(true)),
+        }
+    }
+
+    async fn count_tokens(&self, key: &Key) -> Result<u64> {
+        if !self.inner.options.scripts {
+            return Err(Error::unsupported("tokens"));
+        }
+        let mut cmd = redis::cmd("LLEN");
+        cmd.arg(key.as_bytes());
+        let reply = self.plain(key, &cmd, false).await?;
+        total(&reply).map(|n| n.max(0).unsigned_abs())
     }
 
     async fn publish(&self, channel: &Key, message: Bytes) -> Result<()> {

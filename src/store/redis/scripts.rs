@@ -89,6 +89,8 @@ pub(super) struct Scripts {
     pub(super) poison_once: Script,
     pub(super) take: Script,
     pub(super) end_hold: Script,
+    pub(super) push_tokens: Script,
+    pub(super) pop_token: Script,
 }
 
 impl Scripts {
@@ -103,6 +105,8 @@ impl Scripts {
             poison_once: Script::new(POISON_ONCE),
             take: Script::new(TAKE),
             end_hold: Script::new(END_HOLD),
+            push_tokens: Script::new(PUSH_TOKENS),
+            pop_token: Script::new(POP_TOKEN),
         }
     }
 }
@@ -225,7 +229,41 @@ redis.call('HSET', KEYS[2], ARGV[1], 'o:' .. ARGV[2] .. ':' .. left)
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
 return {1, left}";
 
-/// KEYS 1 stock, 2 holds; ARGV hold, s or b, how long holds are kept in ms, how many. Returns 0
+/// KEYS 1 list, 2 ids; ARGV batch, how long ids are kept in ms, how many, tokens.
+const PUSH_TOKENS: &str = r"
+if redis.call('HGET', KEYS[2], ARGV[1]) then return 0 end
+if redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[3]) then
+  return redis.error_reply('HSLIMIT the key remembers no more ids')
+end
+for i = 4, #ARGV do
+  local pushed = redis.pcall('RPUSH', KEYS[1], ARGV[i])
+  if type(pushed) == 'table' then return pushed end
+end
+redis.call('HSET', KEYS[2], ARGV[1], 'applied')
+redis.call('PEXPIRE', KEYS[2], ARGV[2])
+return 1";
+
+/// KEYS 1 list, 2 holds; ARGV hold, how long holds are kept in ms, how many. A hold stands as
+/// `state:1:left:token`.
+const POP_TOKEN: &str = r"
+local was = redis.call('HGET', KEYS[2], ARGV[1])
+if was then
+  local state, amount, left, token = string.match(was, '^(%a):(%d+):(%d+):?(.*)$')
+  if state == 'b' then return {2, amount, ''} end
+  return {1, left, token}
+end
+if redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[3]) then
+  return redis.error_reply('HSLIMIT the key remembers no more holds')
+end
+local token = redis.pcall('LPOP', KEYS[1])
+if not token then return {0, '0', ''} end
+if type(token) == 'table' then return token end
+local left = tostring(redis.call('LLEN', KEYS[1]))
+redis.call('HSET', KEYS[2], ARGV[1], 'o:1:' .. left .. ':' .. token)
+redis.call('PEXPIRE', KEYS[2], ARGV[2])
+return {1, left, token}";
+
+/// KEYS 1 stock or list, 2 holds; ARGV hold, s or b, how long holds are kept in ms, how many. Returns 0
 /// (never), 1 (now) or 2 (before), the amount, and how it ended before.
 const END_HOLD: &str = r"
 local was = redis.call('HGET', KEYS[2], ARGV[1])
@@ -236,21 +274,29 @@ if not was then
   end
   was = 'o:0:0'
 end
-local state, amount, left = string.match(was, '^(%a):(%d+):(%d+)$')
+local state, amount, left, token = string.match(was, '^(%a):(%d+):(%d+)(.*)$')
 if state ~= 'o' then return {2, amount, state} end
 if ARGV[2] == 'b' and amount ~= '0' then
-  local total = redis.pcall('INCRBY', KEYS[1], amount)
+  local total
+  if token == '' then total = redis.pcall('INCRBY', KEYS[1], amount)
+  else total = redis.pcall('RPUSH', KEYS[1], string.sub(token, 2)) end
   if type(total) == 'table' then return total end
+  token = ''
 end
-redis.call('HSET', KEYS[2], ARGV[1], ARGV[2] .. ':' .. amount .. ':' .. left)
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2] .. ':' .. amount .. ':' .. left .. token)
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
 return {1, amount, ''}";
 
 /// A hold as it stands in the hash.
 pub(super) fn hold(id: &[u8], state: &[u8]) -> Option<Hold> {
-    let mut parts = std::str::from_utf8(state).ok()?.splitn(3, ':');
-    let ended = end(parts.next()?)?;
-    Some(Hold { id: Key::copy(id), amount: parts.next()?.parse().ok()?, ended })
+    // A token may be any bytes.
+    let mut parts = state.splitn(4, |byte| *byte == b':');
+    let mut text = || std::str::from_utf8(parts.next()?).ok();
+    let ended = end(text()?)?;
+    let amount = text()?.parse().ok()?;
+    text()?;
+    let token = parts.next().map(Bytes::copy_from_slice);
+    Some(Hold { id: Key::copy(id), amount, ended, token })
 }
 
 /// A state's letter; `None` within for an open hold.

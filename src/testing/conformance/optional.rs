@@ -4,6 +4,9 @@ use super::signals::{
     publish_all, publish_cancel, publish_order, replica_catches_up, shard_stable,
 };
 use super::stock::{end_bars, end_once, holds_all, take_hold, take_race, take_short};
+use super::tokens::{
+    token_back, token_barred, token_popped, token_race, tokens_pushed, tokens_told,
+};
 use super::{Cx, Report, Seen, ok, refused, same};
 use crate::store::{Capability, End, Once, Store, Version};
 use crate::{Error, ErrorKind, Key};
@@ -87,6 +90,18 @@ async fn counters<S: Store>(cx: &Cx<S>, report: &mut Report, can: Capability) {
     } else {
         checks!(report, cx, "take": "not named, so unsupported" => no_take);
     }
+    if can.tokens && can.take {
+        checks!(report, cx, "tokens":
+            "a batch of tokens is pushed once" => tokens_pushed,
+            "a hold pops one token and hears the same" => token_popped,
+            "a token that is put back is handed out again, once, and one that is used is not" => token_back,
+            "a barred hold gets no token" => token_barred,
+            "every hold is told with its token" => tokens_told,
+            "no token is handed out twice" => token_race,
+        );
+    } else if !can.tokens {
+        checks!(report, cx, "tokens": "not named, so unsupported" => no_tokens);
+    }
 }
 
 async fn rest<S: Store>(cx: &Cx<S>, report: &mut Report, can: Capability) {
@@ -146,6 +161,14 @@ async fn no_take<S: Store>(cx: Cx<S>) -> Seen {
     let got = cx.store.end_hold(&cx.key("x"), &cx.key("hold"), End::Back).await;
     refused("end_hold", got, ErrorKind::Unsupported)?;
     refused("holds", cx.store.holds(&cx.key("x"), None).await, ErrorKind::Unsupported)
+}
+
+async fn no_tokens<S: Store>(cx: Cx<S>) -> Seen {
+    let (key, id) = (cx.key("x"), cx.key("id"));
+    let pushed = cx.store.push_tokens(&key, &id, vec!["t".into()]).await;
+    refused("push_tokens", pushed, ErrorKind::Unsupported)?;
+    refused("pop_token", cx.store.pop_token(&key, &id).await, ErrorKind::Unsupported)?;
+    refused("count_tokens", cx.store.count_tokens(&key).await, ErrorKind::Unsupported)
 }
 
 async fn no_publish<S: Store>(cx: Cx<S>) -> Seen {

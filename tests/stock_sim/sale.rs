@@ -5,13 +5,8 @@
 //! After every few steps: what is in buckets and what buyers are known to have is never more than
 //! was filled in; sold out is never said while a unit lies in a bucket throughout the call. At rest:
 //! every unit is accounted for, in one place; no hold has units twice.
-//!
-//! `HEATSINK_SEEDS=N` runs more seeds than the default 150, `HEATSINK_SEED=S` one. The run:
-//!
-//! `HEATSINK_SEEDS=2000 cargo test --release --features testing --test stock_sim`
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
+use crate::env;
 use heatsink::engine::control::stock::Mutant;
 use heatsink::engine::time::Tick;
 use heatsink::store::MemoryStore;
@@ -454,10 +449,6 @@ fn run(seed: u64, takes: u64, mutant: Option<Mutant>) -> Result<(u64, Arc<World>
 }
 
 const TAKES: u64 = 300;
-
-fn env(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap())
-}
 
 #[test]
 fn every_unit_is_sold_once_or_is_still_there() {
