@@ -196,7 +196,7 @@ impl Buffered {
             })
         };
         let cell: &Arc<Cell> = &self.buffer.sums;
-        self.hs.sum_of(cell, Part::LaneSum, max_age, load).await
+        self.hs.sum_of(cell, Part::LaneSum, max_age, load).await.map(|(sum, _)| sum)
     }
 
     /// What the sum is made of now: for a recount, and for those who want to know.

@@ -83,16 +83,23 @@ enum View {
     Salted(plan::Salt, (u64, u64), Tick),
 }
 
+/// What a sum came to.
+struct Found {
+    total: i64,
+    /// By generation and number.
+    parts: Vec<((u32, u16), i64)>,
+}
+
 impl Salted {
     pub(crate) fn new(options: &Salt, store: &Arc<dyn DynStore>) -> Salted {
-        let seal = store.capability().seal;
+        let can = store.capability();
         let timing = options.timing(store.max_in_flight_time());
         let in_store =
             || -> Arc<dyn crate::registry::Registry> { Arc::new(InStore(store.clone())) };
         let registry = options.registry.clone().unwrap_or_else(in_store);
         Salted {
             registrar: Registrar::new(registry, timing, options.listed_max, options.timeout),
-            waits: options.waits(&timing, seal),
+            waits: options.waits(&timing, &can),
             options: options.clone(),
             jobs: Mutex::new(Jobs::default()),
             planned: Mutex::new(Planned::default()),
@@ -269,11 +276,19 @@ impl Salted {
 
     /// The sum of the counter: every add that was acknowledged before this was called is in it,
     /// once.
-    pub(crate) async fn sum(&self, shared: &Arc<Shared>, key: &Key) -> Result<i64> {
+    pub(crate) async fn sum(&self, shared: &Arc<Shared>, cell: &Cell) -> Result<i64> {
         for _ in 0..SUM_TRIES {
-            let view = self.view(shared, key).await?;
-            if let Some(total) = self.sum_by(shared, key, &view).await? {
-                return Ok(total);
+            let view = self.view(shared, &cell.key).await?;
+            let started = shared.clock.now();
+            if let Some(found) = self.sum_by(shared, &cell.key, &view).await? {
+                if cell.only_grows.load(Ordering::Relaxed) {
+                    let now = shared.clock.now();
+                    count(
+                        &self.tallies.slots_lost,
+                        cell.parts.lock().see(started, now, &found.parts),
+                    );
+                }
+                return Ok(found.total);
             }
             count(&self.tallies.sums_again, 1);
         }
@@ -281,30 +296,35 @@ impl Salted {
     }
 
     /// The sum under a record; `None` when that is not in force any more.
-    async fn sum_by(&self, shared: &Arc<Shared>, key: &Key, view: &View) -> Result<Option<i64>> {
-        let (slots, retired, by, until) = match view {
-            View::Plain(until) => (vec![Slot { of: plan::HOME, index: 0 }], 0, None, *until),
+    async fn sum_by(&self, shared: &Arc<Shared>, key: &Key, view: &View) -> Result<Option<Found>> {
+        let home = || vec![Slot { of: plan::HOME, index: 0 }];
+        let (slots, retired, fold, by, until) = match view {
+            View::Plain(until) => (home(), 0, None, None, *until),
             View::Salted(plan, by, until) => {
-                (plan.read_set().collect(), plan.retired, Some(*by), *until)
+                (plan.read_set().collect(), plan.retired, plan.carried(), Some(*by), *until)
             }
         };
-        let found = self.slots_of(shared, key, &slots).await?;
-        let mut total = retired;
+        let Some((read, carried)) = self.read_beside(shared, key, &slots, fold).await? else {
+            return Ok(None);
+        };
+        let total = retired.checked_add(carried).ok_or_else(overflow)?;
+        let mut found = Found { total, parts: Vec::with_capacity(slots.len()) };
         let (mut sealed, mut missing) = (false, 0);
-        for (slot, stored) in slots.iter().zip(found) {
-            let Some(stored) = stored else {
-                // An absent bare key counts as zero. A slot was made when it was announced.
-                missing += u64::from(slot.of.kind != Kind::Home);
-                continue;
+        for (slot, stored) in slots.iter().zip(read) {
+            // An absent bare key counts as zero. A slot was made when it was announced.
+            missing += u64::from(stored.is_none() && slot.of.kind != Kind::Home);
+            sealed |= stored.as_ref().is_some_and(|stored| stored.sealed);
+            let n = match stored {
+                None => 0,
+                Some(stored) => integer(&stored.bytes).ok_or_else(|| not_a_number(key))?,
             };
-            sealed |= stored.sealed;
-            let n = integer(&stored.bytes).ok_or_else(|| not_a_number(key))?;
-            total = total.checked_add(n).ok_or_else(overflow)?;
+            found.total = found.total.checked_add(n).ok_or_else(overflow)?;
+            found.parts.push(((slot.of.id, slot.index), n));
         }
         let now = lease_clock(&shared.clock).after(shared.clock.resolution());
         let doubtful = (sealed || missing > 0) && !self.trusts_what_it_reads();
         if now < until && !doubtful {
-            return Ok(Some(total));
+            return Ok(Some(found));
         }
         // The record is the same before and after: it was so all the time.
         let after = self.registrar.load(shared, key).await?;
@@ -313,7 +333,27 @@ impl Salted {
         }
         // What a slot held that is gone counts as zero.
         count(&self.tallies.slots_missing, missing);
-        Ok(Some(total))
+        Ok(Some(found))
+    }
+
+    /// The slots, and what of the fold is not among them; `None` when it came there meanwhile.
+    async fn read_beside(
+        &self,
+        shared: &Arc<Shared>,
+        key: &Key,
+        slots: &[Slot],
+        fold: Option<plan::Fold>,
+    ) -> Result<Option<(Vec<Option<Stored>>, i64)>> {
+        let Some(fold) = fold else {
+            return Ok(Some((self.slots_of(shared, key, slots).await?, 0)));
+        };
+        let mark = || self.ask(shared, shared.store.clone().folded(key.clone(), fold.mark()));
+        let before = mark().await?;
+        let read = self.slots_of(shared, key, slots).await?;
+        let after = before || self.ignores_marks() || mark().await?;
+        let carried = if before && !self.ignores_marks() { 0 } else { fold.amount };
+        let same = before == after || self.ignores_marks();
+        Ok(same.then_some((read, carried)))
     }
 
     async fn slots_of(
@@ -349,8 +389,8 @@ impl Salted {
             let Some(record) = self.registrar.load(shared, key).await? else { return Err(gone()) };
             let plan = self.plan_of(&record)?;
             let view = View::Salted(plan.clone(), (record.version, record.nonce), Tick::ZERO);
-            let Some(total) = self.sum_by(shared, key, &view).await? else { continue };
-            let next = plan.reset(total).ok_or_else(overflow)?;
+            let Some(found) = self.sum_by(shared, key, &view).await? else { continue };
+            let next = plan.reset(found.total).ok_or_else(overflow)?;
             if self.put(shared, key, Some(&record), &next).await? {
                 return Ok(());
             }
@@ -487,6 +527,11 @@ impl Salted {
 
     #[expect(clippy::unused_self, reason = "tests switch it")]
     fn trusts_what_it_reads(&self) -> bool {
+        false
+    }
+
+    #[expect(clippy::unused_self, reason = "tests switch it")]
+    fn ignores_marks(&self) -> bool {
         false
     }
 }

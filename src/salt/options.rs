@@ -212,13 +212,14 @@ impl Salt {
         }
     }
 
-    pub(crate) fn waits(&self, timing: &Timing, seal: bool) -> Waits {
+    pub(crate) fn waits(&self, timing: &Timing, can: &Capability) -> Waits {
         Waits {
             readers: timing.everybody_knows(),
             writers: timing.writes_have_landed(),
             grave: self.grave,
             sweep: self.sweep,
-            seal,
+            seal: can.seal,
+            fold: can.fold.then_some(self.grave),
         }
     }
 }
@@ -269,6 +270,8 @@ tallies! {
     retired,
     /// Generations whose slots this process deleted.
     forgotten,
+    /// Retired sums that this process brought back to the bare key.
+    folded,
     /// Steps of a rotation that failed, or that another process took first; they are tried again.
     steps_failed,
     /// Counters that were not salted: the registry is full, or the counter expires.
@@ -285,6 +288,9 @@ tallies! {
     late,
     /// The amount by which retired slots had gone down: the store has lost something.
     lost,
+    /// The amount by which slots of a counter that [only grows](crate::GrowOnly) had gone down between
+    /// two sums: the store has lost something.
+    slots_lost,
     /// Times that the registry told of something older than it had before.
     registry_regressed,
 }

@@ -30,6 +30,9 @@ pub enum Op {
     Open,
     AddOnce,
     PoisonOnce,
+    Fold,
+    Folded,
+    Unfold,
     ClaimLane,
     Take,
     EndHold,
@@ -42,7 +45,10 @@ impl Op {
     /// True for an operation that changes nothing.
     #[must_use]
     pub const fn is_read(self) -> bool {
-        matches!(self, Op::Get | Op::GetMany | Op::GetReplica | Op::Holds | Op::Subscribe)
+        matches!(
+            self,
+            Op::Get | Op::GetMany | Op::GetReplica | Op::Folded | Op::Holds | Op::Subscribe
+        )
     }
 }
 

@@ -35,6 +35,7 @@ use super::{
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::{self, Key};
+use answer::{int, list, once, text, total, units, yes};
 use bytes::Bytes;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, Value};
@@ -304,50 +305,6 @@ fn px_arg(ttl: Option<Duration>) -> String {
     ttl.map_or_else(String::new, |ttl| px(ttl).to_string())
 }
 
-fn int(reply: &Value) -> Option<i64> {
-    match reply {
-        Value::Int(n) => Some(*n),
-        Value::BulkString(digits) => std::str::from_utf8(digits).ok()?.parse().ok(),
-        Value::SimpleString(digits) => digits.parse().ok(),
-        _ => None,
-    }
-}
-
-fn yes(reply: &Value) -> Result<bool> {
-    int(reply).map(|n| n != 0).ok_or_else(|| answer::unexpected(true))
-}
-
-fn total(reply: &Value) -> Result<i64> {
-    int(reply).ok_or_else(|| answer::unexpected(true))
-}
-
-fn list(reply: &Value) -> &[Value] {
-    if let Value::Array(items) = reply { items } else { &[] }
-}
-
-fn text(reply: &Value) -> Option<&str> {
-    if let Value::BulkString(bytes) = reply { std::str::from_utf8(bytes).ok() } else { None }
-}
-
-fn units(reply: &Value) -> Result<u64> {
-    text(reply).and_then(|n| n.parse().ok()).ok_or_else(|| answer::unexpected(true))
-}
-
-fn once(reply: &Value) -> Result<Once> {
-    let word = |v: &Value| match v {
-        Value::BulkString(b) => String::from_utf8_lossy(b).into_owned(),
-        _ => String::new(),
-    };
-    match (list(reply), word(reply).as_str()) {
-        ([now, left], _) if word(now) == "now" => Ok(Once::Applied(total(left)?)),
-        ([was], _) if word(was) == "applied" => Ok(Once::Duplicate),
-        ([was], _) if word(was) == "poisoned" => Ok(Once::Poisoned),
-        (_, "applied") => Ok(Once::Duplicate),
-        (_, "poisoned") => Ok(Once::Poisoned),
-        _ => Err(answer::unexpected(true)),
-    }
-}
-
 impl Store for RedisStore {
     fn capability(&self) -> Capability {
         let Inner { options, wrapped, route, .. } = &*self.inner;
@@ -357,6 +314,7 @@ impl Store for RedisStore {
             claim_lane: options.scripts,
             seal: options.scripts,
             add_once: options.scripts,
+            fold: options.scripts,
             take: options.scripts,
             publish: !wrapped,
             replicas: options.replicas,
@@ -482,6 +440,26 @@ impl Store for RedisStore {
         let args = [id.as_bytes(), kept.as_bytes(), max.as_bytes()];
         let script = &self.inner.scripts.poison_once;
         once(&self.script("add_once", script, key, &[&ids], &args).await?)
+    }
+
+    async fn fold(&self, key: &Key, id: &Key, amount: i64) -> Result<bool> {
+        let (marks, amount) = (scripts::beside(key, "fold"), amount.to_string());
+        let script = &self.inner.scripts.fold;
+        let args = [id.as_bytes(), amount.as_bytes()];
+        yes(&self.script("fold", script, key, &[key, &marks], &args).await?)
+    }
+
+    async fn folded(&self, key: &Key, id: &Key) -> Result<bool> {
+        let mut cmd = redis::cmd("HEXISTS");
+        cmd.arg(&scripts::beside(key, "fold")).arg(id.as_bytes());
+        let reply = self.plain(key, &cmd, false).await?;
+        int(&reply).map(|n| n != 0).ok_or_else(|| answer::unexpected(false))
+    }
+
+    async fn unfold(&self, key: &Key, id: &Key) -> Result<bool> {
+        let mut cmd = redis::cmd("HDEL");
+        cmd.arg(&scripts::beside(key, "fold")).arg(id.as_bytes());
+        yes(&self.plain(key, &cmd, true).await?)
     }
 
     async fn claim_lane(&self, key: &Key) -> Result<Stored> {

@@ -1,0 +1,131 @@
+//! What a registry that fails over and has lost its last change may not do to a salted counter.
+
+use super::MS;
+use bytes::Bytes;
+use heatsink::runtime::BoxFuture;
+use heatsink::store::{Capability, MemoryStore, Store};
+use heatsink::testing::SimRuntime;
+use heatsink::{Error, ErrorKind, Heatsink, Key, Registry, Result, Salt, Treatment};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const ROOT: &str = "{hs:registry}root";
+const LIST: &str = "{hs:registry}list";
+
+/// The registry in the store, without its root while that is cut off.
+struct Partial {
+    store: MemoryStore,
+    cut: Arc<AtomicBool>,
+}
+
+impl Registry for Partial {
+    fn read(&self, name: &Key) -> BoxFuture<'static, Result<Option<Bytes>>> {
+        let (store, name, cut) = (self.store.clone(), name.clone(), self.cut.clone());
+        Box::pin(async move {
+            if cut.load(Ordering::Relaxed) && *name == *ROOT.as_bytes() {
+                return Err(Error::not_applied(ErrorKind::Store, "the root cannot be read"));
+            }
+            Ok(store.get(&name).await?.map(|stored| stored.bytes))
+        })
+    }
+
+    fn replace(
+        &self,
+        name: &Key,
+        expected: Option<Bytes>,
+        value: Bytes,
+    ) -> BoxFuture<'static, Result<bool>> {
+        let (store, name) = (self.store.clone(), name.clone());
+        Box::pin(async move { store.compare_and_set(&name, expected, value, None).await })
+    }
+}
+
+/// Two processes on a store that cannot seal; the first one's way to the root can be cut.
+struct Pair {
+    rt: SimRuntime,
+    store: MemoryStore,
+    cut: Arc<AtomicBool>,
+    hs: [Heatsink; 2],
+}
+
+impl Pair {
+    fn new() -> Pair {
+        let rt = SimRuntime::new(11);
+        let mut can = Capability::all();
+        can.seal = false;
+        let store = MemoryStore::builder().latency(MS).capability(can).runtime(rt.clone()).build();
+        let cut = Arc::new(AtomicBool::new(false));
+        let build = |seed: u64| {
+            let mut salt = Salt::new().lease(400 * MS).timeout(100 * MS).in_flight(300 * MS);
+            salt = salt.grave(Duration::from_secs(3)).pins_only();
+            if seed == 0 {
+                salt = salt.registry(Partial { store: store.clone(), cut: cut.clone() });
+            }
+            let builder = Heatsink::builder(store.clone()).salt(salt).runtime(rt.clone());
+            builder.seed(seed).build().unwrap()
+        };
+        let hs = [build(0), build(1)];
+        Pair { rt, store, cut, hs }
+    }
+
+    fn bytes(&self, name: &str) -> Option<Bytes> {
+        self.store.get_now(name).map(|stored| stored.bytes)
+    }
+
+    /// Runs until `done`, with one add by the second process every 5 ms.
+    fn adding_until(&self, given: &mut i64, mut done: impl FnMut(&Pair) -> bool) {
+        for _ in 0..4000 {
+            if done(self) {
+                return;
+            }
+            self.rt.block_on(self.hs[1].counter("likes").add(1)).unwrap();
+            *given += 1;
+            self.rt.run_for(5 * MS);
+        }
+        panic!("{}", self.hs[0].explain("likes"));
+    }
+
+    fn is_at(&self, slots: u16) -> bool {
+        let salting = self.hs[0].explain("likes").salting;
+        salting.is_some_and(|s| (s.slots, s.in_rotation) == (slots, 0))
+    }
+}
+
+#[test]
+fn a_generation_is_retired_only_if_everybody_still_knows_that_it_is_to_be() {
+    let pair = Pair::new();
+    let mut given = 0;
+    pair.hs[0].control().pin("likes", Treatment::Salt { slots: 4 }).unwrap();
+    pair.adding_until(&mut given, |pair| pair.is_at(4));
+    pair.hs[0].control().pin("likes", Treatment::Salt { slots: 8 }).unwrap();
+    let at = |hs: &Heatsink| hs.explain("likes").salting.unwrap().slots;
+    pair.adding_until(&mut given, |pair| at(&pair.hs[0]) == 8);
+    // The switch is published. Then the registry fails over, and the list has lost it; and the
+    // process that waits to retire the old slots cannot renew its lease, where it would see that.
+    let (list, root) = (pair.bytes(LIST), pair.bytes(ROOT));
+    for _ in 0..1000 {
+        pair.rt.run_for(Duration::from_micros(500));
+        if pair.bytes(ROOT) != root {
+            break;
+        }
+    }
+    pair.rt.run_for(3 * MS);
+    assert!(pair.bytes(ROOT) != root && pair.bytes(LIST) != list, "the switch is published");
+    assert_eq!(at(&pair.hs[1]), 4, "the other process has not heard of it");
+    pair.store.put_now(LIST, list.unwrap()).unwrap();
+    pair.cut.store(true, Ordering::Relaxed);
+    // Without seals nothing refuses the adds of the other process, which go to the old slots.
+    let until = pair.rt.now().after(Duration::from_secs(3));
+    pair.adding_until(&mut given, |pair| pair.rt.now() >= until);
+    pair.cut.store(false, Ordering::Relaxed);
+    for _ in 0..300 {
+        pair.rt.run_for(10 * MS);
+        for hs in &pair.hs {
+            let sum = pair.rt.block_on(hs.counter("likes").sum_with(Duration::ZERO)).unwrap();
+            assert_eq!(sum.total(), given, "every acknowledged add, at every moment");
+        }
+    }
+    pair.adding_until(&mut given, |pair| pair.is_at(8));
+    assert_eq!(pair.hs[0].salt_stats().late, 0);
+}
