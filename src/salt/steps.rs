@@ -300,16 +300,15 @@ impl Salted {
         if old.kind == Kind::Home {
             return Ok(true);
         }
-        if grave.is_swept() {
-            let slots: Vec<Slot> = (0..old.k).map(|index| Slot { of: old, index }).collect();
-            let found = self.slots_of(shared, key, &slots).await?;
-            // Where some are deleted already, the last look was taken before.
-            if found.iter().all(Option::is_some)
-                && self.total(shared, key, old).await? > grave.absorbed
-            {
-                self.sweep(shared, key, record, plan, old).await?;
-                return Ok(false);
-            }
+        // Sealed slots too: a store that fails over may have lost the seal.
+        let slots: Vec<Slot> = (0..old.k).map(|index| Slot { of: old, index }).collect();
+        let found = self.slots_of(shared, key, &slots).await?.into_iter();
+        let mut found = found.map(|stored| stored.and_then(|stored| integer(&stored.bytes)));
+        // Where some are deleted already, the last look was taken before.
+        let total = found.try_fold(0i64, |sum, n| sum.checked_add(n?));
+        if total.is_some_and(|total| total > grave.absorbed) {
+            self.sweep(shared, key, record, plan, old).await?;
+            return Ok(false);
         }
         let names: Vec<Key> =
             (0..old.k).map(|index| self.name(key, Slot { of: old, index })).collect();

@@ -129,3 +129,39 @@ fn a_generation_is_retired_only_if_everybody_still_knows_that_it_is_to_be() {
     pair.adding_until(&mut given, |pair| pair.is_at(8));
     assert_eq!(pair.hs[0].salt_stats().late, 0);
 }
+
+#[test]
+fn adds_that_met_slots_whose_seal_a_failover_lost_are_found_before_the_slots_go() {
+    let rt = SimRuntime::new(12);
+    let store = MemoryStore::builder().latency(MS).runtime(rt.clone()).build();
+    let build = |seed: u64| {
+        let salt = Salt::new().exclusive().grave(Duration::from_secs(5)).pins_only();
+        let builder = Heatsink::builder(store.clone()).salt(salt).runtime(rt.clone());
+        builder.seed(seed).build().unwrap()
+    };
+    let (hs, other) = (build(1), build(2));
+    let sum =
+        |hs: &Heatsink| rt.block_on(hs.counter("likes").sum_with(Duration::ZERO)).unwrap().total();
+    hs.control().pin("likes", Treatment::Salt { slots: 4 }).unwrap();
+    rt.run_for(Duration::from_secs(5));
+    for _ in 0..40 {
+        rt.block_on(other.counter("likes").add(1)).unwrap();
+    }
+    assert_eq!((sum(&hs), sum(&other)), (40, 40));
+    // At once: the four slots are sealed, and the other process is not told yet.
+    hs.control().pin("likes", Treatment::Salt { slots: 8 }).unwrap();
+    while hs.explain("likes").salting.unwrap().slots != 8 {
+        rt.run_for(MS);
+    }
+    let sealed =
+        store.snapshot().into_iter().filter(|(name, _)| name.to_string().contains("slot."));
+    for (name, digits) in sealed.filter(|(name, _)| store.get_now(name.clone()).unwrap().sealed) {
+        store.put_now(name, digits).unwrap();
+    }
+    for _ in 0..10 {
+        rt.block_on(other.counter("likes").add(1)).unwrap();
+    }
+    rt.run_for(Duration::from_secs(20));
+    assert_eq!((sum(&hs), sum(&other)), (50, 50));
+    assert!(hs.salt_stats().late + other.salt_stats().late > 0, "some met no seal");
+}

@@ -309,7 +309,8 @@ impl Salt {
     #[must_use]
     pub fn swept(&self, id: u32, total: i64) -> Option<Salt> {
         let mut out = self.clone();
-        let grave = out.graves.iter_mut().find(|g| g.slots.id == id && g.is_swept())?;
+        let grave =
+            out.graves.iter_mut().find(|g| g.slots.id == id && g.slots.kind != Kind::Home)?;
         let late = total.checked_sub(grave.absorbed)?;
         grave.absorbed = total;
         out.retired = self.retired.checked_add(late)?;
@@ -333,7 +334,7 @@ impl Salt {
 }
 
 impl Grave {
-    /// Whether adds may still come late here.
+    /// Whether adds may still come late here, as a matter of course.
     #[must_use]
     pub fn is_swept(&self) -> bool {
         !self.sealed && self.slots.kind != Kind::Home
