@@ -3,7 +3,7 @@
 use crate::adds::{AtCap, Cell, count};
 use crate::batch;
 use crate::buffer::{Buffer, Letter};
-use crate::counter::Sum;
+use crate::counter::{Sum, Total};
 use crate::error::{Error, ErrorKind, Result, Retry};
 use crate::heatsink::Heatsink;
 use crate::lanes::{Parts, overflow};
@@ -192,7 +192,7 @@ impl Buffered {
         let load = move || -> BoxFuture<'static, _> {
             Box::pin(async move {
                 let parts = buffer.lanes.parts(&shared).await?;
-                parts.total().ok_or_else(overflow)
+                parts.total().map(Total::whole).ok_or_else(overflow)
             })
         };
         let cell: &Arc<Cell> = &self.buffer.sums;

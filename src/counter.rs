@@ -26,11 +26,12 @@ pub struct Sum {
     total: i64,
     age: Duration,
     lost: u64,
+    behind: u16,
 }
 
 impl Sum {
     pub(crate) fn new(total: i64, age: Duration) -> Sum {
-        Sum { total, age, lost: 0 }
+        Sum { total, age, lost: 0, behind: 0 }
     }
 
     /// The sum.
@@ -51,6 +52,44 @@ impl Sum {
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost
+    }
+
+    /// Of a [salted](crate::Salt) counter: how many of its slots did not answer in time, and are
+    /// counted as they were when last seen. 0 for a whole sum.
+    #[must_use]
+    pub fn behind(&self) -> u16 {
+        self.behind
+    }
+}
+
+/// What a load of a sum came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Total {
+    pub(crate) sum: i64,
+    /// Parts that are older than the load.
+    pub(crate) behind: u16,
+}
+
+impl Total {
+    pub(crate) fn whole(sum: i64) -> Total {
+        Total { sum, behind: 0 }
+    }
+
+    fn encode(self) -> String {
+        match self.behind {
+            0 => self.sum.to_string(),
+            behind => format!("{} {behind}", self.sum),
+        }
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Total> {
+        let text = std::str::from_utf8(bytes).ok()?;
+        match text.split_once(' ') {
+            None => text.parse().ok().map(Total::whole),
+            Some((sum, behind)) => {
+                Some(Total { sum: sum.parse().ok()?, behind: behind.parse().ok()? })
+            }
+        }
     }
 }
 
@@ -109,7 +148,7 @@ impl Heatsink {
         cell: &Arc<Cell>,
         part: Part,
         max_age: Duration,
-        load: impl FnOnce() -> BoxFuture<'static, Result<i64>> + Send + 'static,
+        load: impl FnOnce() -> BoxFuture<'static, Result<Total>> + Send + 'static,
     ) -> Result<(Sum, Tick)> {
         let shared = self.shared();
         let now = shared.clock.now();
@@ -126,16 +165,20 @@ impl Heatsink {
         let name = part.of(&cell.key);
         let from = From::loader(|| async move {
             let total = load().await?;
-            let stored = Some(Stored::new(total.to_string()));
+            let stored = Some(Stored::new(total.encode()));
             Ok(Loaded { stored, by_loader: true, uncached: false, decoded: None })
         });
         let hash = shared.hash(&name);
         let value = self.join_or_lead((hash, name), Some(limit), from, 0).await;
         let value = value.map_err(|e| e.with_key(&cell.key))?;
-        let total = integer(&value).ok_or_else(|| not_a_number(&cell.key))?;
+        let Total { sum, behind } = Total::parse(&value).ok_or_else(|| not_a_number(&cell.key))?;
         let (age, started) = (value.age(), value.entry().ages.started);
-        cell.known.lock().learn(total, started);
-        Ok((Sum::new(total, age), started))
+        if behind > 0 {
+            // Of an age that nobody knows: the next one asks again, and none takes it for a loss.
+            return Ok((Sum { behind, ..Sum::new(sum, age) }, Tick::ZERO));
+        }
+        cell.known.lock().learn(sum, started);
+        Ok((Sum::new(sum, age), started))
     }
 }
 
@@ -197,7 +240,10 @@ impl Counter {
     /// it.
     ///
     /// # Cost
-    /// Store operations: 0 while the last sum is young enough, else 1, shared by all who wait.
+    /// Store operations: 0 while the last sum is young enough, else 1, shared by all who wait; for a
+    /// [salted](crate::Salt) counter 1 batch for each shard that has a slot. A shard that takes longer
+    /// than [`Salt::timeout`](crate::Salt::timeout) or fails is left out: what its slots held when last
+    /// seen counts, and [`Sum::behind`] says so.
     ///
     /// # Cancel safety
     /// As [`Heatsink::get`].
@@ -232,7 +278,7 @@ impl Counter {
             Box::pin(async move {
                 match &shared.salted {
                     Some(salted) => salted.sum(&shared, &cell).await,
-                    None => load_integer(store, cell.key.clone()).await,
+                    None => load_integer(store, cell.key.clone()).await.map(Total::whole),
                 }
             })
         };

@@ -10,6 +10,7 @@ mod mutants;
 mod options;
 mod schedule;
 mod steps;
+mod sums;
 
 pub(crate) use event::add_event;
 pub use event::{Counted, Redelivery};
@@ -27,11 +28,10 @@ use crate::engine::control::salt::{self as plan, Gen, Kind, Pick, Slot};
 use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Outcome, Result};
 use crate::key::Key;
-use crate::lanes::overflow;
 use crate::names;
 use crate::registry::{InStore, Registrar, lease_clock};
 use crate::shared::Shared;
-use crate::store::{DynStore, Stored};
+use crate::store::DynStore;
 use crate::sync::Mutex;
 use coordinator::Jobs;
 use options::Tallies;
@@ -81,13 +81,6 @@ enum View {
     Plain(Tick),
     /// A salted one, by the record of this version and nonce, until then.
     Salted(plan::Salt, (u64, u64), Tick),
-}
-
-/// What a sum came to.
-struct Found {
-    total: i64,
-    /// By generation and number.
-    parts: Vec<((u32, u16), i64)>,
 }
 
 impl Salted {
@@ -274,128 +267,10 @@ impl Salted {
         Err(Error::not_applied(ErrorKind::Sealed, text).with_key(key))
     }
 
-    /// The sum of the counter: every add that was acknowledged before this was called is in it,
-    /// once.
-    pub(crate) async fn sum(&self, shared: &Arc<Shared>, cell: &Cell) -> Result<i64> {
-        for _ in 0..SUM_TRIES {
-            let view = self.view(shared, &cell.key).await?;
-            let started = shared.clock.now();
-            if let Some(found) = self.sum_by(shared, &cell.key, &view).await? {
-                if cell.only_grows.load(Ordering::Relaxed) {
-                    let now = shared.clock.now();
-                    count(
-                        &self.tallies.slots_lost,
-                        cell.parts.lock().see(started, now, &found.parts),
-                    );
-                }
-                return Ok(found.total);
-            }
-            count(&self.tallies.sums_again, 1);
-        }
-        Err(Error::not_applied(ErrorKind::Store, "the counter changes faster than it can be read"))
-    }
-
-    /// The sum under a record; `None` when that is not in force any more.
-    async fn sum_by(&self, shared: &Arc<Shared>, key: &Key, view: &View) -> Result<Option<Found>> {
-        let home = || vec![Slot { of: plan::HOME, index: 0 }];
-        let (slots, retired, fold, by, until) = match view {
-            View::Plain(until) => (home(), 0, None, None, *until),
-            View::Salted(plan, by, until) => {
-                (plan.read_set().collect(), plan.retired, plan.carried(), Some(*by), *until)
-            }
-        };
-        let Some((read, carried)) = self.read_beside(shared, key, &slots, fold).await? else {
-            return Ok(None);
-        };
-        let total = retired.checked_add(carried).ok_or_else(overflow)?;
-        let mut found = Found { total, parts: Vec::with_capacity(slots.len()) };
-        let (mut sealed, mut missing) = (false, 0);
-        for (slot, stored) in slots.iter().zip(read) {
-            // An absent bare key counts as zero. A slot was made when it was announced.
-            missing += u64::from(stored.is_none() && slot.of.kind != Kind::Home);
-            sealed |= stored.as_ref().is_some_and(|stored| stored.sealed);
-            let n = match stored {
-                None => 0,
-                Some(stored) => integer(&stored.bytes).ok_or_else(|| not_a_number(key))?,
-            };
-            found.total = found.total.checked_add(n).ok_or_else(overflow)?;
-            found.parts.push(((slot.of.id, slot.index), n));
-        }
-        let now = lease_clock(&shared.clock).after(shared.clock.resolution());
-        let doubtful = (sealed || missing > 0) && !self.trusts_what_it_reads();
-        if now < until && !doubtful {
-            return Ok(Some(found));
-        }
-        // The record is the same before and after: it was so all the time.
-        let after = self.registrar.load(shared, key).await?;
-        if by.is_none() || after.map(|record| (record.version, record.nonce)) != by {
-            return Ok(None);
-        }
-        // What a slot held that is gone counts as zero.
-        count(&self.tallies.slots_missing, missing);
-        Ok(Some(found))
-    }
-
-    /// The slots, and what of the fold is not among them; `None` when it came there meanwhile.
-    async fn read_beside(
-        &self,
-        shared: &Arc<Shared>,
-        key: &Key,
-        slots: &[Slot],
-        fold: Option<plan::Fold>,
-    ) -> Result<Option<(Vec<Option<Stored>>, i64)>> {
-        let Some(fold) = fold else {
-            return Ok(Some((self.slots_of(shared, key, slots).await?, 0)));
-        };
-        let mark = || self.ask(shared, shared.store.clone().folded(key.clone(), fold.mark()));
-        let before = mark().await?;
-        let read = self.slots_of(shared, key, slots).await?;
-        let after = before || self.ignores_marks() || mark().await?;
-        let carried = if before && !self.ignores_marks() { 0 } else { fold.amount };
-        let same = before == after || self.ignores_marks();
-        Ok(same.then_some((read, carried)))
-    }
-
-    async fn slots_of(
-        &self,
-        shared: &Arc<Shared>,
-        key: &Key,
-        slots: &[Slot],
-    ) -> Result<Vec<Option<Stored>>> {
-        let names: Vec<Key> = slots.iter().map(|s| self.name(key, *s)).collect();
-        let (asked, store) = (names.len(), shared.store.clone());
-        let limit = shared.options.loads.timeout;
-        let answers = bounded(shared, limit, call::catch(store.get_many(names))).await;
-        let text = "the store did not answer in time";
-        let late = || Error::not_applied(ErrorKind::Timeout, text);
-        let answers = answers.ok_or_else(late)??;
-        if answers.len() != asked {
-            let text = "the store answered fewer keys than it was asked";
-            return Err(Error::not_applied(ErrorKind::Store, text));
-        }
-        answers.into_iter().collect()
-    }
-
     /// The physical name of a slot.
     fn name(&self, key: &Key, slot: Slot) -> Key {
         let kind = if self.options.parity { Kind::Parity } else { slot.of.kind };
         names::slot(key, Slot { of: Gen { kind, ..slot.of }, ..slot })
-    }
-
-    /// Starts the count again from zero. Adds that were acknowledged before are taken off, those
-    /// that come later stay.
-    pub(crate) async fn reset(&self, shared: &Arc<Shared>, key: &Key) -> Result<()> {
-        for _ in 0..SUM_TRIES {
-            let Some(record) = self.registrar.load(shared, key).await? else { return Err(gone()) };
-            let plan = self.plan_of(&record)?;
-            let view = View::Salted(plan.clone(), (record.version, record.nonce), Tick::ZERO);
-            let Some(found) = self.sum_by(shared, key, &view).await? else { continue };
-            let next = plan.reset(found.total).ok_or_else(overflow)?;
-            if self.put(shared, key, Some(&record), &next).await? {
-                return Ok(());
-            }
-        }
-        Err(Error::not_applied(ErrorKind::Store, "the counter changes faster than it can be read"))
     }
 
     /// What is known of `key` now, for people; nobody is asked.

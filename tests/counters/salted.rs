@@ -173,6 +173,38 @@ fn a_store_that_cannot_fold_keeps_the_record_and_the_sum() {
 }
 
 #[test]
+fn a_shard_that_does_not_answer_leaves_a_sum_that_says_so() {
+    let rig = Rig::new(Salt::new());
+    rig.salt("likes", 8);
+    let (counter, grows) = (rig.hs.counter("likes"), rig.hs.grow_only("likes"));
+    for _ in 0..80 {
+        rig.rt.block_on(counter.add(1)).unwrap();
+    }
+    assert_eq!(rig.sum("likes"), 80);
+    let registry = [b"{hs:registry}root".as_slice(), b"{hs:registry}list"];
+    let record = heatsink::record_name(&Key::from("likes"));
+    let needed: Vec<usize> = registry.iter().map(|name| rig.store.place(name)).collect();
+    let sick = (0..8).find(|s| !needed.contains(s) && rig.store.place(&record) != *s).unwrap();
+    rig.store.set_down(sick, true);
+    let mut given = 80;
+    for _ in 0..40 {
+        // Those to the slot that is down say that they were not applied.
+        given += i64::from(rig.rt.block_on(counter.add(1)).is_ok());
+    }
+    let sum =
+        |counter: &heatsink::Counter| rig.rt.block_on(counter.sum_with(Duration::ZERO)).unwrap();
+    let seen = sum(&counter);
+    // One slot a shard, and the bare key on one of them.
+    assert!((1..=2).contains(&seen.behind()) && given > 80, "{seen:?}, {given} given");
+    assert_eq!(seen.total(), given, "what a slot that is down held is known");
+    let grown = rig.rt.block_on(grows.sum_with(Duration::ZERO)).unwrap();
+    assert_eq!((grown.total(), grown.lost()), (given, 0));
+    rig.store.set_down(sick, false);
+    assert_eq!((sum(&counter).total(), sum(&counter).behind()), (given, 0));
+    assert_eq!(rig.hs.add_stats().sums_regressed, 0);
+}
+
+#[test]
 fn a_schedule_salts_before_the_push_and_folds_after_it() {
     let rig = Rig::new(Salt::new());
     let push = Schedule::keys(["likes"]).salted(16).starts_in(60 * SEC).lasts(600 * SEC);

@@ -6,7 +6,7 @@
 //!   said to be lost only if the load that found less began after the greater sum was shown: one
 //!   that began earlier may end later, and is right.
 //! - **Time and units**: ticks.
-//! - **Bounds**: a few words; for a counter in slots that only grows, as many as it has slots.
+//! - **Bounds**: a few words; for a counter in slots, as many as it has slots.
 //! - **Source**: intermediate-value linearizability (Rinberg and Keidar, 2020): a sum is any value
 //!   between the count at its start and the count at its end.
 
@@ -51,7 +51,8 @@ impl Known {
     }
 
     /// What a counter that only grows shows at `now` of a load that started at `started` and
-    /// brought `total`: never less than before.
+    /// brought `total`: never less than before. A total of which a part is older than the load is
+    /// taken for one of a load that `started` at zero.
     pub fn raise(&mut self, total: i64, started: Tick, now: Tick) -> Shown {
         match self.floor {
             Some((floor, at)) if total < floor => {
@@ -67,8 +68,8 @@ impl Known {
     }
 }
 
-/// The slots of a counter that only grows, as they were last seen: what one of them has lost does
-/// not show in the sum where others have grown by more meanwhile.
+/// The slots of a counter, as they were last seen: for when one of them does not answer. And what
+/// one of them has lost does not show in a sum where others have grown by more meanwhile.
 #[derive(Clone, Default, Debug)]
 pub struct Parts {
     seen: BTreeMap<(u32, u16), (i64, Tick)>,
@@ -77,12 +78,17 @@ pub struct Parts {
 impl Parts {
     /// A load that started at `started` and ended at `now` brought these values, by generation and
     /// number. By how much some are less than they had been when it started.
-    pub fn see(&mut self, started: Tick, now: Tick, found: &[((u32, u16), i64)]) -> u64 {
+    /// Of a slot that did not answer (`None`) the last value stays.
+    pub fn see(&mut self, started: Tick, now: Tick, found: &[((u32, u16), Option<i64>)]) -> u64 {
         let mut lost = 0u64;
         let mut seen = BTreeMap::new();
         for (slot, value) in found {
+            let Some(value) = value else {
+                seen.extend(self.seen.get(slot).map(|known| (*slot, *known)));
+                continue;
+            };
             let now_known = match self.seen.get(slot) {
-                Some((known, at)) if started <= *at => (*known.max(value), *at),
+                Some((known, at)) if started <= *at => (*known, *at),
                 Some((known, _)) => {
                     if value < known {
                         lost = lost.saturating_add(known.abs_diff(*value));
@@ -96,6 +102,12 @@ impl Parts {
         self.seen = seen;
         lost
     }
+
+    /// What a slot held when it was last seen.
+    #[must_use]
+    pub fn value(&self, slot: (u32, u16)) -> Option<i64> {
+        self.seen.get(&slot).map(|(value, _)| *value)
+    }
 }
 
 #[cfg(test)]
@@ -105,14 +117,21 @@ mod tests {
     #[test]
     fn a_slot_that_holds_less_than_before_has_lost_it_whatever_the_others_do() {
         let mut parts = Parts::default();
-        assert_eq!(parts.see(Tick(1), Tick(2), &[((1, 0), 5), ((1, 1), 7)]), 0);
-        assert_eq!(parts.see(Tick(3), Tick(4), &[((1, 0), 3), ((1, 1), 70)]), 2);
-        assert_eq!(parts.see(Tick(5), Tick(6), &[((1, 0), 3), ((1, 1), 70)]), 0, "once");
+        assert_eq!(parts.see(Tick(1), Tick(2), &[((1, 0), Some(5)), ((1, 1), Some(7))]), 0);
+        assert_eq!(parts.see(Tick(3), Tick(4), &[((1, 0), Some(3)), ((1, 1), Some(70))]), 2);
+        assert_eq!(
+            parts.see(Tick(5), Tick(6), &[((1, 0), Some(3)), ((1, 1), Some(70))]),
+            0,
+            "once"
+        );
         // One that began before the last ended says nothing of a loss.
-        assert_eq!(parts.see(Tick(4), Tick(7), &[((1, 0), 1), ((1, 1), 71)]), 0);
+        assert_eq!(parts.see(Tick(4), Tick(7), &[((1, 0), Some(1)), ((1, 1), Some(71))]), 0);
+        // One that does not answer is as it was.
+        assert_eq!(parts.see(Tick(8), Tick(8), &[((1, 0), None), ((1, 1), Some(72))]), 0);
+        assert_eq!((parts.value((1, 0)), parts.value((1, 1))), (Some(3), Some(72)));
         // Retired slots are not looked at any more.
-        assert_eq!(parts.see(Tick(8), Tick(9), &[((2, 0), 0)]), 0);
-        assert_eq!(parts.see(Tick(10), Tick(11), &[((1, 0), 0), ((2, 0), 0)]), 0);
+        assert_eq!(parts.see(Tick(9), Tick(9), &[((2, 0), Some(0))]), 0);
+        assert_eq!(parts.see(Tick(10), Tick(11), &[((1, 0), Some(0)), ((2, 0), Some(0))]), 0);
     }
 
     #[test]
