@@ -235,6 +235,11 @@ impl Salted {
                 if self.registrar.with(|catalog| catalog.list().get(key).is_some()) {
                     self.registrar.unlist(shared, key, record.stamp()).await?;
                 }
+                if let Some(job) = self.jobs.lock().0.get_mut(key)
+                    && job.want == Want::Home
+                {
+                    job.want = Want::Nothing;
+                }
                 return Ok(Some(Tick::MAX));
             }
             self.see_published(shared, key, record, &plan).await?;

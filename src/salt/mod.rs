@@ -290,7 +290,7 @@ impl Salted {
         let plan = self.known(shared, key);
         let (want, pinned) = self.wanted(key);
         let wanted = if want == Want::Home { Some(1) } else { want.slots() };
-        if plan.as_ref().is_none_or(plan::Salt::is_plain) && wanted.is_none() {
+        if plan.as_ref().is_none_or(plan::Salt::is_plain) && want.slots().is_none() {
             return None;
         }
         let plan = plan.unwrap_or_else(|| plan::Salt::new(self.options.exclusive));

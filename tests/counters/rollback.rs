@@ -100,15 +100,21 @@ fn a_generation_is_retired_only_if_everybody_still_knows_that_it_is_to_be() {
     pair.adding_until(&mut given, |pair| pair.is_at(4));
     pair.hs[0].control().pin("likes", Treatment::Salt { slots: 8 }).unwrap();
     let at = |hs: &Heatsink| hs.explain("likes").salting.unwrap().slots;
-    pair.adding_until(&mut given, |pair| at(&pair.hs[0]) == 8);
+    let (mut list, mut root) = (None, None);
+    pair.adding_until(&mut given, |pair| {
+        let switched = at(&pair.hs[0]) == 8;
+        if !switched {
+            (list, root) = (pair.bytes(LIST), pair.bytes(ROOT));
+        }
+        switched
+    });
     // The switch is published. Then the registry fails over, and the list has lost it; and the
     // process that waits to retire the old slots cannot renew its lease, where it would see that.
-    let (list, root) = (pair.bytes(LIST), pair.bytes(ROOT));
     for _ in 0..1000 {
-        pair.rt.run_for(Duration::from_micros(500));
         if pair.bytes(ROOT) != root {
             break;
         }
+        pair.rt.run_for(Duration::from_micros(500));
     }
     pair.rt.run_for(3 * MS);
     assert!(pair.bytes(ROOT) != root && pair.bytes(LIST) != list, "the switch is published");

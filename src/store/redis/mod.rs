@@ -451,14 +451,14 @@ impl Store for RedisStore {
 
     async fn folded(&self, key: &Key, id: &Key) -> Result<bool> {
         let mut cmd = redis::cmd("HEXISTS");
-        cmd.arg(&scripts::beside(key, "fold")).arg(id.as_bytes());
+        cmd.arg(scripts::beside(key, "fold")).arg(id.as_bytes());
         let reply = self.plain(key, &cmd, false).await?;
         int(&reply).map(|n| n != 0).ok_or_else(|| answer::unexpected(false))
     }
 
     async fn unfold(&self, key: &Key, id: &Key) -> Result<bool> {
         let mut cmd = redis::cmd("HDEL");
-        cmd.arg(&scripts::beside(key, "fold")).arg(id.as_bytes());
+        cmd.arg(scripts::beside(key, "fold")).arg(id.as_bytes());
         yes(&self.plain(key, &cmd, true).await?)
     }
 
