@@ -1,8 +1,7 @@
 //! What a node's reply means: for the router, and for the caller.
 
 use super::router::{Addr, Answer, Range};
-use crate::error::{Error, ErrorKind, Result, Retry};
-use crate::store::Once;
+use crate::error::{Error, ErrorKind, Retry};
 use redis::{RedisError, ServerError, Value};
 use std::time::Duration;
 
@@ -139,57 +138,6 @@ fn node_addr(node: &Value, from: &Addr) -> Option<Addr> {
         _ => "",
     };
     Some(Addr::given(host, u16::try_from(*port).ok()?, from))
-}
-
-/// An integer, in any of the forms in which it comes.
-pub(super) fn int(reply: &Value) -> Option<i64> {
-    match reply {
-        Value::Int(n) => Some(*n),
-        Value::BulkString(digits) => std::str::from_utf8(digits).ok()?.parse().ok(),
-        Value::SimpleString(digits) => digits.parse().ok(),
-        _ => None,
-    }
-}
-
-/// Whether a script did what it was asked.
-pub(super) fn yes(reply: &Value) -> Result<bool> {
-    int(reply).map(|n| n != 0).ok_or_else(|| unexpected(true))
-}
-
-/// The total after a write.
-pub(super) fn total(reply: &Value) -> Result<i64> {
-    int(reply).ok_or_else(|| unexpected(true))
-}
-
-/// The items of an array.
-pub(super) fn list(reply: &Value) -> &[Value] {
-    if let Value::Array(items) = reply { items } else { &[] }
-}
-
-/// A reply as text.
-pub(super) fn text(reply: &Value) -> Option<&str> {
-    if let Value::BulkString(bytes) = reply { std::str::from_utf8(bytes).ok() } else { None }
-}
-
-/// A number of units.
-pub(super) fn units(reply: &Value) -> Result<u64> {
-    text(reply).and_then(|n| n.parse().ok()).ok_or_else(|| unexpected(true))
-}
-
-/// What became of an event.
-pub(super) fn once(reply: &Value) -> Result<Once> {
-    let word = |v: &Value| match v {
-        Value::BulkString(b) => String::from_utf8_lossy(b).into_owned(),
-        _ => String::new(),
-    };
-    match (list(reply), word(reply).as_str()) {
-        ([now, left], _) if word(now) == "now" => Ok(Once::Applied(total(left)?)),
-        ([was], _) if word(was) == "applied" => Ok(Once::Duplicate),
-        ([was], _) if word(was) == "poisoned" => Ok(Once::Poisoned),
-        (_, "applied") => Ok(Once::Duplicate),
-        (_, "poisoned") => Ok(Once::Poisoned),
-        _ => Err(unexpected(true)),
-    }
 }
 
 #[cfg(test)]

@@ -36,11 +36,10 @@ use super::{
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::{self, Key};
-use answer::{int, list, once, text, total, units, yes};
 use bytes::Bytes;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, Value};
-use reply::{bare, checked, list, once, text, total, units, value, yes};
+use reply::{bare, checked, int, list, once, text, total, units, value, yes};
 use route::{Route, Units};
 use scripts::{Script, Scripts};
 use std::fmt;
