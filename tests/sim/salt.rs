@@ -538,7 +538,8 @@ impl World {
     async fn reader(self: Arc<Self>, hs: Heatsink, rt: SimRuntime, which: usize) {
         let counter = hs.counter(KEYS[which]);
         let mut shown = 0;
-        while !self.is_over() {
+        // Readers go on when all others rest: what goes home then is read at every stage.
+        loop {
             let least = self.books[which].acked();
             if let Ok(sum) = counter.sum_with(Duration::ZERO).await {
                 self.sums.fetch_add(1, Ordering::Relaxed);
@@ -558,7 +559,8 @@ impl World {
                 }
                 shown = if whole { sum } else { shown };
             }
-            rt.sleep(MS * self.rt.draw(50) as u32).await;
+            let pause = if self.is_over() { 200 + self.rt.draw(300) } else { self.rt.draw(50) };
+            rt.sleep(MS * pause as u32).await;
         }
     }
 
@@ -655,12 +657,12 @@ fn safety(world: &Arc<World>, seen: &mut Seen) -> Vec<Process> {
 }
 
 /// Nothing goes wrong any more: what was begun is ended, and all read the same.
-fn liveness(world: &Arc<World>, mut all: Vec<Process>, seen: &mut Seen) {
+fn liveness(world: &Arc<World>, all: &mut [Process], seen: &mut Seen) {
     world.stop.store(true, Ordering::Relaxed);
     world.store.faults().clear();
     all.iter_mut().for_each(|p| p.asleep = Tick::ZERO);
     all.iter().for_each(|p| p.cut.0.store(false, Ordering::Relaxed));
-    for process in &all {
+    for process in &*all {
         for key in KEYS {
             process.hs.control().unpin(key);
         }
@@ -669,14 +671,14 @@ fn liveness(world: &Arc<World>, mut all: Vec<Process>, seen: &mut Seen) {
     all[0].hs.control().pin(KEYS[0], Treatment::Salt { slots: 2 }).unwrap();
     all[0].hs.control().pin(KEYS[1], Treatment::Salt { slots: 2 }).unwrap();
     let pause = world.rt.now().after(Duration::from_secs(4));
-    world.drive(&mut all, pause);
+    world.drive(all, pause);
     for key in KEYS {
         all[0].hs.control().unpin(key);
     }
     let limit = world.rt.now().after(Duration::from_secs(30));
     while world.rt.now() < limit && !world.failed() && !(0..2).all(|which| world.rests(which)) {
         let until = world.rt.now().after(Duration::from_millis(500));
-        world.drive(&mut all, until);
+        world.drive(all, until);
     }
     if world.failed() {
         return;
@@ -703,7 +705,7 @@ fn liveness(world: &Arc<World>, mut all: Vec<Process>, seen: &mut Seen) {
         if slots.count() > kept && o.fault_permille == 0 && !untidy {
             world.fail(format!("{key}: slots are left: {plan:?}"));
         }
-        for process in &all {
+        for process in &*all {
             let shown = sum_of(world, process, key);
             if shown != Some(total) {
                 world.fail(format!("{key}: at rest a process reads {shown:?} of {total}"));
@@ -747,10 +749,11 @@ fn sum_of(world: &Arc<World>, process: &Process, key: &str) -> Option<i64> {
 fn run(seed: u64, mutant: Option<SaltMutant>) -> Result<(u64, Seen), String> {
     let world = World::new(seed, mutant);
     let mut seen = Seen::default();
-    let all = safety(&world, &mut seen);
+    let mut all = safety(&world, &mut seen);
     if !world.failed() {
-        liveness(&world, all, &mut seen);
+        liveness(&world, &mut all, &mut seen);
     }
+    all.iter().for_each(|process| process.rt.shutdown());
     seen.adds = world.adds.load(Ordering::Relaxed);
     seen.sums = world.sums.load(Ordering::Relaxed);
     seen.faults = world.store.faults().struck();
