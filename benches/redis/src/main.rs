@@ -157,6 +157,51 @@ async fn compare(
     );
 }
 
+/// Processor seconds that this process and the server have used.
+fn cpu(server: &servers::Server) -> (f64, f64) {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("procfs");
+    let fields: Vec<f64> = stat
+        .rsplit(')')
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .map(|field| field.parse().unwrap_or(0.0))
+        .collect();
+    // Fields 14 and 15 of the line, in hundredths of a second.
+    let ours = (fields[11] + fields[12]) / 100.0;
+    let info: String = server.control().ask("INFO cpu");
+    let of = |name: &str| {
+        let line = info.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|seconds| seconds.trim().parse::<f64>().ok()).unwrap_or(0.0)
+    };
+    (ours, of("used_cpu_user:") + of("used_cpu_sys:"))
+}
+
+/// What bounds adds that combine: how long a command takes while all callers run, how long it takes
+/// alone, and what an add costs in processor time.
+async fn bounds(
+    server: &servers::Server,
+    hs: &Heatsink,
+    conn: &MultiplexedConnection,
+    time: Duration,
+) {
+    let keys = Arc::new(vec![Key::from("likes")]);
+    let alone = rate(conn, Op::Add, (&keys, 1), time).await;
+    let (stats, used) = (hs.add_stats(), cpu(server));
+    let per_sec = rate(&hs.counter("likes"), Op::Add, (&keys, ADDERS), time * 10).await;
+    let (after, now) = (hs.add_stats(), cpu(server));
+    let adds = (after.adds - stats.adds) as f64;
+    let batch = adds / (after.batches - stats.batches) as f64;
+    println!(
+        "  {batch:.0} adds a command; a command every {:.0} us, alone {:.0} us; an add takes {:.0} ns of \
+         processor here and {:.0} ns in the server",
+        batch / per_sec * 1e6,
+        1e6 / alone,
+        (now.0 - used.0) / adds * 1e9,
+        (now.1 - used.1) / adds * 1e9,
+    );
+}
+
 async fn all(pairs: usize, time: Duration) {
     println!("{:<34} {:>8} {:>8}", "", "heatsink", "bare");
     let server = servers::Server::start(&[]);
@@ -167,9 +212,11 @@ async fn all(pairs: usize, time: Duration) {
     compare("one node, add", &store, &conn, of(Op::Add), pairs, time).await;
     compare("one node, get", &store, &conn, of(Op::Get), pairs, time).await;
     compare("one node, get with expiry", &store, &conn, of(Op::GetTtl), pairs, time).await;
-    let likes = Heatsink::new(store).expect("an instance").counter("likes");
+    let hs = Heatsink::new(store).expect("an instance");
+    let likes = hs.counter("likes");
     let one = (Op::Add, 1, ADDERS);
     compare("one key, adds that combine", &likes, &conn, one, pairs, time).await;
+    bounds(&server, &hs, &conn, time).await;
     drop(server);
     let cluster = servers::cluster::Cluster::start();
     let client = ClusterClient::new(vec![cluster.url(0)]).expect("a client");
