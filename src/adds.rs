@@ -6,7 +6,7 @@ use crate::buffer::Buffer;
 #[cfg(feature = "testing")]
 use crate::engine::control::lanes::{Ended, Flush};
 use crate::engine::control::roster;
-use crate::engine::data::sums::Known;
+use crate::engine::data::sums::{Known, Parts};
 use crate::error::{Error, Result};
 use crate::key::Key;
 #[cfg(feature = "testing")]
@@ -18,7 +18,7 @@ use crate::sync::Mutex;
 use hashbrown::HashTable;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Stripes of the table. A power of two.
@@ -217,8 +217,8 @@ tallies! {
     sums_cached,
     /// Sums that were asked of the store, or joined a load that was.
     sums_loaded,
-    /// Sums of counters that only grow which were less than one shown before: the store has lost
-    /// something, or a load that began earlier ended later. The greater one was shown.
+    /// Sums of counters that only grow which were asked for after a greater one was shown: the
+    /// store has lost something. The greater one was shown, with [`Sum::lost`](crate::Sum::lost).
     sums_regressed,
     /// Flushes of buffered counters that were sent.
     flushes,
@@ -249,12 +249,17 @@ pub(crate) struct Cell {
     pub(crate) known: Mutex<Known>,
     /// Adds that were sent, and the writes that carried them, where counters may be salted.
     pub(crate) weight: [AtomicU64; 2],
+    /// Somebody has said that it only grows.
+    pub(crate) only_grows: AtomicBool,
+    /// Its slots, of one that only grows.
+    pub(crate) parts: Mutex<Parts>,
 }
 
 impl Cell {
     pub(crate) fn new(hash: u64, key: Key) -> Arc<Cell> {
         let (batches, known) = (Mutex::new(Batches::default()), Mutex::new(Known::default()));
-        Arc::new(Cell { hash, key, batches, known, weight: Default::default() })
+        let (only_grows, parts) = (AtomicBool::new(false), Mutex::new(Parts::default()));
+        Arc::new(Cell { hash, key, batches, known, weight: Default::default(), only_grows, parts })
     }
 
     /// One write that carries so many adds is sent.

@@ -3,7 +3,7 @@
 use crate::adds::{AtCap, Cell, count};
 use crate::batch;
 use crate::buffer::{Buffer, Letter};
-use crate::counter::Sum;
+use crate::counter::{Sum, Total};
 use crate::error::{Error, ErrorKind, Result, Retry};
 use crate::heatsink::Heatsink;
 use crate::lanes::{Parts, overflow};
@@ -192,11 +192,11 @@ impl Buffered {
         let load = move || -> BoxFuture<'static, _> {
             Box::pin(async move {
                 let parts = buffer.lanes.parts(&shared).await?;
-                parts.total().ok_or_else(overflow)
+                parts.total().map(Total::whole).ok_or_else(overflow)
             })
         };
         let cell: &Arc<Cell> = &self.buffer.sums;
-        self.hs.sum_of(cell, Part::LaneSum, max_age, load).await
+        self.hs.sum_of(cell, Part::LaneSum, max_age, load).await.map(|(sum, _)| sum)
     }
 
     /// What the sum is made of now: for a recount, and for those who want to know.

@@ -4,6 +4,7 @@ use crate::adds::{self, AddStats, Cell, count};
 use crate::batch;
 use crate::engine::control::rotation::Want;
 use crate::engine::data::approx;
+use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Result};
 use crate::heatsink::Heatsink;
 use crate::key::Key;
@@ -16,6 +17,7 @@ use crate::shared::Loaded;
 use crate::store::{DynStore, Stored};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// The sum of a counter, and how old it is.
@@ -23,11 +25,13 @@ use std::time::Duration;
 pub struct Sum {
     total: i64,
     age: Duration,
+    lost: u64,
+    behind: u16,
 }
 
 impl Sum {
     pub(crate) fn new(total: i64, age: Duration) -> Sum {
-        Sum { total, age }
+        Sum { total, age, lost: 0, behind: 0 }
     }
 
     /// The sum.
@@ -42,11 +46,50 @@ impl Sum {
     pub fn age(&self) -> Duration {
         self.age
     }
+
+    /// Of a counter that [only grows](GrowOnly): by how much the store has less now than it had. It
+    /// has lost what it had acknowledged, in a failover for example. 0 for any other counter.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Of a [salted](crate::Salt) counter: how many of its slots did not answer in time, and are
+    /// counted as they were when last seen. 0 for a whole sum.
+    #[must_use]
+    pub fn behind(&self) -> u16 {
+        self.behind
+    }
 }
 
-impl Sum {
-    pub(crate) fn known(total: i64, age: Duration) -> Sum {
-        Sum { total, age }
+/// What a load of a sum came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Total {
+    pub(crate) sum: i64,
+    /// Parts that are older than the load.
+    pub(crate) behind: u16,
+}
+
+impl Total {
+    pub(crate) fn whole(sum: i64) -> Total {
+        Total { sum, behind: 0 }
+    }
+
+    fn encode(self) -> String {
+        match self.behind {
+            0 => self.sum.to_string(),
+            behind => format!("{} {behind}", self.sum),
+        }
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Total> {
+        let text = std::str::from_utf8(bytes).ok()?;
+        match text.split_once(' ') {
+            None => text.parse().ok().map(Total::whole),
+            Some((sum, behind)) => {
+                Some(Total { sum: sum.parse().ok()?, behind: behind.parse().ok()? })
+            }
+        }
     }
 }
 
@@ -76,7 +119,9 @@ impl Heatsink {
 
     /// The counter under `key` as one that only grows.
     pub fn grow_only(&self, key: impl AsRef<[u8]>) -> GrowOnly {
-        GrowOnly(self.counter(key))
+        let counter = self.counter(key);
+        counter.cell.only_grows.store(true, Ordering::Relaxed);
+        GrowOnly(counter)
     }
 
     /// The counter under `key`, counted for display: one add in `one_in` is made, by `one_in`.
@@ -97,21 +142,21 @@ impl Heatsink {
     }
 
     /// The sum of the counter of `cell`, from memory if it is younger than `max_age`, else by one
-    /// load that all who ask meanwhile share.
+    /// load that all who ask meanwhile share; and when that load began.
     pub(crate) async fn sum_of(
         &self,
         cell: &Arc<Cell>,
         part: Part,
         max_age: Duration,
-        load: impl FnOnce() -> BoxFuture<'static, Result<i64>> + Send + 'static,
-    ) -> Result<Sum> {
+        load: impl FnOnce() -> BoxFuture<'static, Result<Total>> + Send + 'static,
+    ) -> Result<(Sum, Tick)> {
         let shared = self.shared();
         let now = shared.clock.now();
         // The clock lags behind by up to its resolution.
         let limit = max_age.saturating_sub(shared.options.policy.resolution);
         if let Some((total, started)) = cell.known.lock().serve(now, limit) {
             count(&shared.counters.tallies.sums_cached, 1);
-            return Ok(Sum { total, age: now.since(started) });
+            return Ok((Sum::new(total, now.since(started)), started));
         }
         adds::check_key(&cell.key)?;
         count(&shared.counters.tallies.sums_loaded, 1);
@@ -120,16 +165,20 @@ impl Heatsink {
         let name = part.of(&cell.key);
         let from = From::loader(|| async move {
             let total = load().await?;
-            let stored = Some(Stored::new(total.to_string()));
+            let stored = Some(Stored::new(total.encode()));
             Ok(Loaded { stored, by_loader: true, uncached: false, decoded: None })
         });
         let hash = shared.hash(&name);
         let value = self.join_or_lead((hash, name), Some(limit), from, 0).await;
         let value = value.map_err(|e| e.with_key(&cell.key))?;
-        let total = integer(&value).ok_or_else(|| not_a_number(&cell.key))?;
-        let age = value.age();
-        cell.known.lock().learn(total, value.entry().ages.started);
-        Ok(Sum { total, age })
+        let Total { sum, behind } = Total::parse(&value).ok_or_else(|| not_a_number(&cell.key))?;
+        let (age, started) = (value.age(), value.entry().ages.started);
+        if behind > 0 {
+            // Of an age that nobody knows: the next one asks again, and none takes it for a loss.
+            return Ok((Sum { behind, ..Sum::new(sum, age) }, Tick::ZERO));
+        }
+        cell.known.lock().learn(sum, started);
+        Ok((Sum::new(sum, age), started))
     }
 }
 
@@ -191,7 +240,10 @@ impl Counter {
     /// it.
     ///
     /// # Cost
-    /// Store operations: 0 while the last sum is young enough, else 1, shared by all who wait.
+    /// Store operations: 0 while the last sum is young enough, else 1, shared by all who wait; for a
+    /// [salted](crate::Salt) counter 1 batch for each shard that has a slot. A shard that takes longer
+    /// than [`Salt::timeout`](crate::Salt::timeout) or fails is left out: what its slots held when last
+    /// seen counts, and [`Sum::behind`] says so.
     ///
     /// # Cancel safety
     /// As [`Heatsink::get`].
@@ -199,8 +251,12 @@ impl Counter {
     /// # Errors
     /// As [`Heatsink::get`]; [`WrongType`](ErrorKind::WrongType) when the value is not an integer.
     pub async fn sum(&self) -> Result<Sum> {
+        self.young_sum().await.map(|(sum, _)| sum)
+    }
+
+    async fn young_sum(&self) -> Result<(Sum, Tick)> {
         let shared = self.hs.shared();
-        let sum = self.sum_with(shared.options.adds.sum_ttl).await;
+        let sum = self.load_sum(shared.options.adds.sum_ttl).await;
         shared.last_sum(&self.cell, sum)
     }
 
@@ -212,13 +268,17 @@ impl Counter {
     /// # Errors
     /// As [`sum`](Counter::sum).
     pub async fn sum_with(&self, max_age: Duration) -> Result<Sum> {
-        let (store, key) = (self.hs.shared().store.clone(), self.cell.key.clone());
+        self.load_sum(max_age).await.map(|(sum, _)| sum)
+    }
+
+    async fn load_sum(&self, max_age: Duration) -> Result<(Sum, Tick)> {
+        let (store, cell) = (self.hs.shared().store.clone(), self.cell.clone());
         let shared = self.hs.shared().clone();
         let load = move || -> BoxFuture<'static, _> {
             Box::pin(async move {
                 match &shared.salted {
-                    Some(salted) => salted.sum(&shared, &key).await,
-                    None => load_integer(store, key).await,
+                    Some(salted) => salted.sum(&shared, &cell).await,
+                    None => load_integer(store, cell.key.clone()).await.map(Total::whole),
                 }
             })
         };
@@ -420,9 +480,13 @@ impl Approximate {
 /// A counter that only grows. Made by [`Heatsink::grow_only`].
 ///
 /// Its sums never go backwards within a process, whichever load ends first and whatever a replica
-/// or a restored backup says; what had gone backwards is counted in
-/// [`AddStats::sums_regressed`](crate::AddStats::sums_regressed). That holds for as long as a handle of the key is kept or the process uses no
-/// more than 65,536 counters.
+/// or a restored backup says. A store that has less than it had has lost something: the greater
+/// sum is shown, [`Sum::lost`] says by how much it is short, and
+/// [`AddStats::sums_regressed`](crate::AddStats::sums_regressed) counts it. Of a salted counter each
+/// slot is watched: [`SaltStats::slots_lost`](crate::SaltStats::slots_lost) tells what one has lost while others
+/// grew by more. That holds for as long
+/// as a handle of the key is kept or the process uses no more than 65,536 counters; a
+/// [`reset`](Counter::reset) by another process looks like a loss.
 ///
 /// # Example
 /// ```
@@ -461,7 +525,7 @@ impl GrowOnly {
     /// # Errors
     /// As [`Counter::sum`].
     pub async fn sum(&self) -> Result<Sum> {
-        self.0.sum().await.map(|sum| self.raised(sum))
+        self.0.young_sum().await.map(|sum| self.raised(sum))
     }
 
     /// Like [`sum`](GrowOnly::sum), at most `max_age` old.
@@ -472,14 +536,14 @@ impl GrowOnly {
     /// # Errors
     /// As [`Counter::sum`].
     pub async fn sum_with(&self, max_age: Duration) -> Result<Sum> {
-        self.0.sum_with(max_age).await.map(|sum| self.raised(sum))
+        self.0.load_sum(max_age).await.map(|sum| self.raised(sum))
     }
 
-    fn raised(&self, sum: Sum) -> Sum {
-        let total = self.0.cell.known.lock().raise(sum.total);
-        if total > sum.total {
-            count(&self.0.hs.shared().counters.tallies.sums_regressed, 1);
-        }
-        Sum { total, ..sum }
+    fn raised(&self, (sum, started): (Sum, Tick)) -> Sum {
+        let shared = self.0.hs.shared();
+        let now = shared.clock.now();
+        let shown = self.0.cell.known.lock().raise(sum.total, started, now);
+        count(&shared.counters.tallies.sums_regressed, u64::from(shown.lost > 0));
+        Sum { total: shown.total, lost: shown.lost, ..sum }
     }
 }

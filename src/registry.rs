@@ -274,12 +274,14 @@ impl Registrar {
         Err(Error::not_applied(ErrorKind::Store, "the registry changes faster than it can be read"))
     }
 
-    /// Takes a key off the list, whose record of this version says no more than that it is plain.
-    pub(crate) async fn unlist(&self, shared: &Arc<Shared>, key: &Key, version: u64) -> Result<()> {
+    /// Takes a key off the list, whose record with this stamp says no more than that it is plain.
+    pub(crate) async fn unlist(&self, shared: &Arc<Shared>, key: &Key, stamp: Stamp) -> Result<()> {
         for _ in 0..TRIES {
             let (bytes, list) = self.list(shared).await?;
-            // A newer version may be anything.
-            if list.get(key).is_none_or(|listed| listed.version > version) {
+            // Another record may say anything, one of the same version too: a registry that has lost
+            // a change gives its version again.
+            let other = |listed: Stamp| listed.version >= stamp.version && listed != stamp;
+            if list.get(key).is_none_or(other) {
                 self.raise_root(shared, list.root()).await?;
                 return Ok(());
             }

@@ -2,6 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "counters/grow_only.rs"]
+mod grow_only;
+#[path = "counters/rollback.rs"]
+mod rollback;
 #[path = "counters/salted.rs"]
 mod salted;
 

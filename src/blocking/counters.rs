@@ -4,6 +4,7 @@ use super::{Heatsink, block_on};
 use crate::counter::{Estimate, Sum};
 use crate::error::Result;
 use crate::lanes::Parts;
+use crate::salt::{Counted, Redelivery};
 use std::time::Duration;
 
 impl Heatsink {
@@ -80,6 +81,53 @@ impl Counter {
     /// As there.
     pub fn sum_with(&self, max_age: Duration) -> Result<Sum> {
         block_on(self.0.sum_with(max_age))
+    }
+
+    /// See [`crate::Counter::add_event`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Example
+    /// ```
+    /// use heatsink::{Counted, blocking, store::MemoryStore};
+    /// let hs = blocking::Heatsink::new(MemoryStore::new(8))?;
+    /// let likes = hs.counter("post:9:likes");
+    /// assert_eq!(likes.add_event("like:41", 1)?, Counted::Now);
+    /// assert_eq!(likes.add_event("like:41", 1)?, Counted::Before);
+    /// # Ok::<(), heatsink::Error>(())
+    /// ```
+    pub fn add_event(&self, id: impl AsRef<[u8]>, n: i64) -> Result<Counted> {
+        block_on(self.0.add_event(id, n))
+    }
+
+    /// See [`crate::Counter::add_event_with`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn add_event_with(
+        &self,
+        id: impl AsRef<[u8]>,
+        n: i64,
+        redelivery: Redelivery,
+    ) -> Result<Counted> {
+        block_on(self.0.add_event_with(id, n, redelivery))
+    }
+
+    /// See [`crate::Counter::reset`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn reset(&self) -> Result<()> {
+        block_on(self.0.reset())
+    }
+
+    /// See [`crate::Counter::delete`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn delete(&self) -> Result<()> {
+        block_on(self.0.delete())
     }
 }
 

@@ -3,11 +3,11 @@
 //! Any process may take any step. The one that began a rotation takes its steps as soon as they
 //! are due; the others wait a little longer, and only look if it is done already.
 
-use super::{Salted, count};
+use super::{PART, Salted, count};
 use crate::adds::Cell;
 use crate::engine::control::registry::{Record, Stamp};
 use crate::engine::control::rotation::{Step, Want, Watch};
-use crate::engine::control::salt::{self as plan, Gen};
+use crate::engine::control::salt::{self as plan, Fold, Gen};
 use crate::engine::time::Tick;
 use crate::error::{ErrorKind, Result};
 use crate::key::Key;
@@ -107,7 +107,10 @@ impl Salted {
         let open: Vec<(Key, Stamp)> = self.registrar.with(|catalog| {
             let open = catalog.list().keys().filter_map(|key| {
                 let record = catalog.record(key)?;
-                let open = self.plan_of(record).is_ok_and(|plan| plan.is_under_way());
+                let folds = |plan: &plan::Salt| self.waits.fold.is_some() && plan.may_fold();
+                let open =
+                    |plan: plan::Salt| plan.is_under_way() || plan.is_plain() || folds(&plan);
+                let open = self.plan_of(record).is_ok_and(open);
                 open.then(|| (key.clone(), record.stamp()))
             });
             open.collect()
@@ -224,6 +227,21 @@ impl Salted {
             None => plan::Salt::new(self.options.exclusive),
         };
         if let Some(record) = &record {
+            if plan.is_plain()
+                && !record.has_other_than(PART)
+                && self.wanted(key).0.slots().is_none()
+            {
+                // Readers that still have the record find the same as those that have none.
+                if self.registrar.with(|catalog| catalog.list().get(key).is_some()) {
+                    self.registrar.unlist(shared, key, record.stamp()).await?;
+                }
+                if let Some(job) = self.jobs.lock().0.get_mut(key)
+                    && job.want == Want::Home
+                {
+                    job.want = Want::Nothing;
+                }
+                return Ok(Some(Tick::MAX));
+            }
             self.see_published(shared, key, record, &plan).await?;
         }
         let now = lease_clock(&shared.clock);
@@ -284,6 +302,14 @@ impl Salted {
         if let Some(job) = self.jobs.lock().0.get_mut(key) {
             job.watch = Watch::default();
             job.watch.see(at, plan);
+        }
+    }
+
+    /// Whether a fold is in the bare key now.
+    pub(super) fn watch_folded(&self, shared: &Shared, key: &Key, fold: Fold, there: bool) {
+        let at = lease_clock(&shared.clock).after(shared.clock.resolution());
+        if let Some(job) = self.jobs.lock().0.get_mut(key) {
+            job.watch.folded(fold, there.then_some(at));
         }
     }
 

@@ -10,6 +10,7 @@ mod mutants;
 mod options;
 mod schedule;
 mod steps;
+mod sums;
 
 pub(crate) use event::add_event;
 pub use event::{Counted, Redelivery};
@@ -27,11 +28,10 @@ use crate::engine::control::salt::{self as plan, Gen, Kind, Pick, Slot};
 use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Outcome, Result};
 use crate::key::Key;
-use crate::lanes::overflow;
 use crate::names;
 use crate::registry::{InStore, Registrar, lease_clock};
 use crate::shared::Shared;
-use crate::store::{DynStore, Stored};
+use crate::store::DynStore;
 use crate::sync::Mutex;
 use coordinator::Jobs;
 use options::Tallies;
@@ -85,14 +85,14 @@ enum View {
 
 impl Salted {
     pub(crate) fn new(options: &Salt, store: &Arc<dyn DynStore>) -> Salted {
-        let seal = store.capability().seal;
+        let can = store.capability();
         let timing = options.timing(store.max_in_flight_time());
         let in_store =
             || -> Arc<dyn crate::registry::Registry> { Arc::new(InStore(store.clone())) };
         let registry = options.registry.clone().unwrap_or_else(in_store);
         Salted {
             registrar: Registrar::new(registry, timing, options.listed_max, options.timeout),
-            waits: options.waits(&timing, seal),
+            waits: options.waits(&timing, &can),
             options: options.clone(),
             jobs: Mutex::new(Jobs::default()),
             planned: Mutex::new(Planned::default()),
@@ -267,95 +267,10 @@ impl Salted {
         Err(Error::not_applied(ErrorKind::Sealed, text).with_key(key))
     }
 
-    /// The sum of the counter: every add that was acknowledged before this was called is in it,
-    /// once.
-    pub(crate) async fn sum(&self, shared: &Arc<Shared>, key: &Key) -> Result<i64> {
-        for _ in 0..SUM_TRIES {
-            let view = self.view(shared, key).await?;
-            if let Some(total) = self.sum_by(shared, key, &view).await? {
-                return Ok(total);
-            }
-            count(&self.tallies.sums_again, 1);
-        }
-        Err(Error::not_applied(ErrorKind::Store, "the counter changes faster than it can be read"))
-    }
-
-    /// The sum under a record; `None` when that is not in force any more.
-    async fn sum_by(&self, shared: &Arc<Shared>, key: &Key, view: &View) -> Result<Option<i64>> {
-        let (slots, retired, by, until) = match view {
-            View::Plain(until) => (vec![Slot { of: plan::HOME, index: 0 }], 0, None, *until),
-            View::Salted(plan, by, until) => {
-                (plan.read_set().collect(), plan.retired, Some(*by), *until)
-            }
-        };
-        let found = self.slots_of(shared, key, &slots).await?;
-        let mut total = retired;
-        let (mut sealed, mut missing) = (false, 0);
-        for (slot, stored) in slots.iter().zip(found) {
-            let Some(stored) = stored else {
-                // An absent bare key counts as zero. A slot was made when it was announced.
-                missing += u64::from(slot.of.kind != Kind::Home);
-                continue;
-            };
-            sealed |= stored.sealed;
-            let n = integer(&stored.bytes).ok_or_else(|| not_a_number(key))?;
-            total = total.checked_add(n).ok_or_else(overflow)?;
-        }
-        let now = lease_clock(&shared.clock).after(shared.clock.resolution());
-        let doubtful = (sealed || missing > 0) && !self.trusts_what_it_reads();
-        if now < until && !doubtful {
-            return Ok(Some(total));
-        }
-        // The record is the same before and after: it was so all the time.
-        let after = self.registrar.load(shared, key).await?;
-        if by.is_none() || after.map(|record| (record.version, record.nonce)) != by {
-            return Ok(None);
-        }
-        // What a slot held that is gone counts as zero.
-        count(&self.tallies.slots_missing, missing);
-        Ok(Some(total))
-    }
-
-    async fn slots_of(
-        &self,
-        shared: &Arc<Shared>,
-        key: &Key,
-        slots: &[Slot],
-    ) -> Result<Vec<Option<Stored>>> {
-        let names: Vec<Key> = slots.iter().map(|s| self.name(key, *s)).collect();
-        let (asked, store) = (names.len(), shared.store.clone());
-        let limit = shared.options.loads.timeout;
-        let answers = bounded(shared, limit, call::catch(store.get_many(names))).await;
-        let text = "the store did not answer in time";
-        let late = || Error::not_applied(ErrorKind::Timeout, text);
-        let answers = answers.ok_or_else(late)??;
-        if answers.len() != asked {
-            let text = "the store answered fewer keys than it was asked";
-            return Err(Error::not_applied(ErrorKind::Store, text));
-        }
-        answers.into_iter().collect()
-    }
-
     /// The physical name of a slot.
     fn name(&self, key: &Key, slot: Slot) -> Key {
         let kind = if self.options.parity { Kind::Parity } else { slot.of.kind };
         names::slot(key, Slot { of: Gen { kind, ..slot.of }, ..slot })
-    }
-
-    /// Starts the count again from zero. Adds that were acknowledged before are taken off, those
-    /// that come later stay.
-    pub(crate) async fn reset(&self, shared: &Arc<Shared>, key: &Key) -> Result<()> {
-        for _ in 0..SUM_TRIES {
-            let Some(record) = self.registrar.load(shared, key).await? else { return Err(gone()) };
-            let plan = self.plan_of(&record)?;
-            let view = View::Salted(plan.clone(), (record.version, record.nonce), Tick::ZERO);
-            let Some(total) = self.sum_by(shared, key, &view).await? else { continue };
-            let next = plan.reset(total).ok_or_else(overflow)?;
-            if self.put(shared, key, Some(&record), &next).await? {
-                return Ok(());
-            }
-        }
-        Err(Error::not_applied(ErrorKind::Store, "the counter changes faster than it can be read"))
     }
 
     /// What is known of `key` now, for people; nobody is asked.
@@ -375,7 +290,7 @@ impl Salted {
         let plan = self.known(shared, key);
         let (want, pinned) = self.wanted(key);
         let wanted = if want == Want::Home { Some(1) } else { want.slots() };
-        if plan.as_ref().is_none_or(plan::Salt::is_plain) && wanted.is_none() {
+        if plan.as_ref().is_none_or(plan::Salt::is_plain) && want.slots().is_none() {
             return None;
         }
         let plan = plan.unwrap_or_else(|| plan::Salt::new(self.options.exclusive));
@@ -487,6 +402,11 @@ impl Salted {
 
     #[expect(clippy::unused_self, reason = "tests switch it")]
     fn trusts_what_it_reads(&self) -> bool {
+        false
+    }
+
+    #[expect(clippy::unused_self, reason = "tests switch it")]
+    fn ignores_marks(&self) -> bool {
         false
     }
 }

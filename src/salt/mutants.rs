@@ -40,6 +40,10 @@ pub enum SaltMutant {
     ShortGrave,
     /// An add of unknown outcome is sent again.
     AddsAgain,
+    /// What is retired is added to the bare key before everybody knows.
+    FoldsAtOnce,
+    /// Readers do not look whether it is there already.
+    IgnoresMarks,
     /// Who finds that another has changed the record overwrites it with what was summed before.
     KeepsTheSum,
 }
@@ -57,6 +61,10 @@ impl Salted {
         self.is_broken(SaltMutant::TrustsWhatItReads)
     }
 
+    pub(super) fn ignores_marks(&self) -> bool {
+        self.is_broken(SaltMutant::IgnoresMarks)
+    }
+
     pub(super) fn waits(&self) -> Waits {
         let mut waits = self.waits;
         if self.is_broken(SaltMutant::NoWaitForReaders) {
@@ -67,6 +75,9 @@ impl Salted {
         }
         if self.is_broken(SaltMutant::NoGrave) {
             waits.grave = Duration::ZERO;
+        }
+        if self.is_broken(SaltMutant::FoldsAtOnce) {
+            waits.fold = waits.fold.map(|_| Duration::ZERO);
         }
         if self.is_broken(SaltMutant::ShortGrave) {
             waits.grave = waits.readers + waits.readers / 2;

@@ -18,9 +18,29 @@ use std::time::Duration;
 /// Every process that reads salted counters must have it on, with the same durations: a process
 /// without it reads the bare key only, and misses what is in slots. What it adds is counted.
 ///
-/// Needs [`compare_and_set`](crate::Capability::compare_and_set) of the registry. Where the store
-/// can [`seal`](crate::Store::seal), no add is ever late; where it cannot, one that is applied
-/// later than [`in_flight`](Salt::in_flight) is missing from sums until the next sweep.
+/// Needs [`compare_and_set`](crate::Capability::compare_and_set) of the registry.
+///
+/// # What holds on which store
+/// | | can [`seal`](crate::Store::seal) (memory, Redis) | cannot |
+/// |---|---|---|
+/// | what keeps sums exact | a sealed slot refuses every add; leases only spare waits | leases: clocks that differ in rate by less than 2 %, adds that are applied within [`in_flight`](Salt::in_flight) or never |
+/// | an add that is applied later | is refused, and sent to another slot | is missing from sums until the next [`sweep`](Salt::sweep), and counted as [`SaltStats::late`] |
+/// | from the wish to the first write in other slots | at once for slots, and for the bare key if [`exclusive`](Salt::exclusive); else a lease | a lease |
+/// | the registry cannot be reached | adds go on to the slots that are known for half of [`grave`](Salt::grave), then to the bare key | adds go to the bare key, which is always read |
+///
+/// An add of unknown outcome is counted once or not at all, and never sent again; of an
+/// [event](crate::Counter::add_event) it is settled by sending it again.
+///
+/// A failover of the store loses what its replica had not heard of: those adds and no others. A
+/// counter that [only grows](crate::GrowOnly) tells of it. A failover of the registry may lose its
+/// last change: of the list if it is younger than a lease, of a record if it is younger than half
+/// of `grave`; then no add is lost, and [`SaltStats::registry_regressed`] tells of it. Where the store
+/// may lose more than that, keep the [`registry`](Salt::registry) in another.
+///
+/// When a counter is back at its bare key, what its slots came to is added there, where the store can
+/// [`fold`](crate::Store::fold), and its record goes: three times `grave` later it is a plain counter
+/// again, for programs without heatsink too. Elsewhere the record stays for ever, and counts
+/// towards [`listed_max`](Salt::listed_max).
 ///
 /// # Example
 /// ```
@@ -212,13 +232,14 @@ impl Salt {
         }
     }
 
-    pub(crate) fn waits(&self, timing: &Timing, seal: bool) -> Waits {
+    pub(crate) fn waits(&self, timing: &Timing, can: &Capability) -> Waits {
         Waits {
             readers: timing.everybody_knows(),
             writers: timing.writes_have_landed(),
             grave: self.grave,
             sweep: self.sweep,
-            seal,
+            seal: can.seal,
+            fold: can.fold.then_some(self.grave),
         }
     }
 }
@@ -269,6 +290,8 @@ tallies! {
     retired,
     /// Generations whose slots this process deleted.
     forgotten,
+    /// Retired sums that this process brought back to the bare key.
+    folded,
     /// Steps of a rotation that failed, or that another process took first; they are tried again.
     steps_failed,
     /// Counters that were not salted: the registry is full, or the counter expires.
@@ -285,6 +308,9 @@ tallies! {
     late,
     /// The amount by which retired slots had gone down: the store has lost something.
     lost,
+    /// The amount by which slots of a counter that [only grows](crate::GrowOnly) had gone down between
+    /// two sums: the store has lost something.
+    slots_lost,
     /// Times that the registry told of something older than it had before.
     registry_regressed,
 }

@@ -44,26 +44,27 @@ impl Salted {
         if let Some(took) = self.take_broken(shared, key, record, plan, step).await? {
             return Ok(took);
         }
+        let waited = matches!(step, Step::Switch | Step::Retire(_) | Step::Forget(_));
+        if waited || matches!(step, Step::Fold(_) | Step::EndFold(_) | Step::ForgetFold(_)) {
+            // The last moment to find that what everybody was given time to learn is lost.
+            let stamp = record.map(Record::stamp).unwrap_or_default();
+            let (at, before) = self.registrar.publish(shared, key, stamp).await?;
+            if !before {
+                self.watch_again(key, at, plan);
+                return Ok(false);
+            }
+        }
         let (next, tally) = match step {
             Step::Wait(_) => return Ok(true),
             Step::Announce { k, home, armed } => {
                 let next = self.announce(shared, key, record, plan, (k, home, armed)).await?;
-                (next, &self.tallies.announced)
+                (next, Some(&self.tallies.announced))
             }
-            Step::Arm => (plan.armed(), &self.tallies.announced),
-            Step::Switch => {
-                // The last moment to find that the announcement was lost.
-                let stamp = record.map(Record::stamp).unwrap_or_default();
-                let (at, before) = self.registrar.publish(shared, key, stamp).await?;
-                if !before {
-                    self.watch_again(key, at, plan);
-                    return Ok(false);
-                }
-                (plan.switched(), &self.tallies.switched)
-            }
+            Step::Arm => (plan.armed(), Some(&self.tallies.announced)),
+            Step::Switch => (plan.switched(), Some(&self.tallies.switched)),
             Step::Replace(old) => {
                 let total = self.seal(shared, key, old).await?;
-                (plan.replaced(total), &self.tallies.switched)
+                (plan.replaced(total), Some(&self.tallies.switched))
             }
             Step::Retire(old) => {
                 let total = if self.waits.seal {
@@ -71,26 +72,41 @@ impl Salted {
                 } else {
                     self.total(shared, key, old).await?
                 };
-                (plan.retired(old.id, total, self.waits.seal), &self.tallies.retired)
+                (plan.retired(old.id, total, self.waits.seal), Some(&self.tallies.retired))
             }
             Step::Sweep(old) => return self.sweep(shared, key, record, plan, old).await,
             Step::Forget(old) => {
                 if !self.bury(shared, key, record, plan, old).await? {
                     return Ok(false);
                 }
-                (plan.forgotten(old.id), &self.tallies.forgotten)
+                (plan.forgotten(old.id), Some(&self.tallies.forgotten))
+            }
+            Step::BeginFold => (plan.folding(shared.roll() as u32), None),
+            Step::Fold(fold) => {
+                let work = shared.store.clone().fold(key.clone(), fold.mark(), fold.amount);
+                self.ask(shared, work).await?;
+                self.watch_folded(shared, key, fold, true);
+                return Ok(true);
+            }
+            Step::EndFold(fold) => {
+                let there = shared.store.clone().folded(key.clone(), fold.mark());
+                if !self.ask(shared, there).await? {
+                    // The store has lost it, and the mark with it.
+                    self.watch_folded(shared, key, fold, false);
+                    return Ok(false);
+                }
+                (plan.folded(), Some(&self.tallies.folded))
+            }
+            Step::ForgetFold(fold) => {
+                self.ask(shared, shared.store.clone().unfold(key.clone(), fold.mark())).await?;
+                (plan.unfolded(), None)
             }
         };
         let next = next.ok_or_else(overflow)?;
         let won = self.put(shared, key, record, &next).await?;
-        count(tally, u64::from(won));
+        tally.into_iter().for_each(|tally| count(tally, u64::from(won)));
         if !won && matches!(step, Step::Announce { .. }) {
             self.take_back(shared, key, next.next).await;
-        }
-        if won && next.is_plain() {
-            // Readers that still have the record find the same as those that have none.
-            let version = record.map_or(1, |record| record.version) + 1;
-            self.registrar.unlist(shared, key, version).await?;
         }
         Ok(won)
     }
@@ -104,6 +120,9 @@ impl Salted {
         next: &plan::Salt,
     ) -> Result<bool> {
         let nonce = shared.roll() ^ shared.options.seed;
+        let before = record.map(|record| self.plan_of(record)).transpose()?;
+        let next =
+            &next.clone().marked(&before.unwrap_or_else(|| plan::Salt::new(false)), nonce as u32);
         let empty = Record::first(nonce);
         let new = record.unwrap_or(&empty).with(nonce, PART, Some(&next.encode()));
         let replaced = self.registrar.put(shared, key, record, &new).await?;
@@ -281,16 +300,15 @@ impl Salted {
         if old.kind == Kind::Home {
             return Ok(true);
         }
-        if grave.is_swept() {
-            let slots: Vec<Slot> = (0..old.k).map(|index| Slot { of: old, index }).collect();
-            let found = self.slots_of(shared, key, &slots).await?;
-            // Where some are deleted already, the last look was taken before.
-            if found.iter().all(Option::is_some)
-                && self.total(shared, key, old).await? > grave.absorbed
-            {
-                self.sweep(shared, key, record, plan, old).await?;
-                return Ok(false);
-            }
+        // Sealed slots too: a store that fails over may have lost the seal.
+        let slots: Vec<Slot> = (0..old.k).map(|index| Slot { of: old, index }).collect();
+        let found = self.slots_of(shared, key, &slots).await?.into_iter();
+        let mut found = found.map(|stored| stored.and_then(|stored| integer(&stored.bytes)));
+        // Where some are deleted already, the last look was taken before.
+        let total = found.try_fold(0i64, |sum, n| sum.checked_add(n?));
+        if total.is_some_and(|total| total > grave.absorbed) {
+            self.sweep(shared, key, record, plan, old).await?;
+            return Ok(false);
         }
         let names: Vec<Key> =
             (0..old.k).map(|index| self.name(key, Slot { of: old, index })).collect();
@@ -303,13 +321,25 @@ impl Salted {
     pub(super) async fn finish(&self, shared: &Arc<Shared>, key: &Key) -> Result<()> {
         let Some(record) = self.registrar.load(shared, key).await? else { return Ok(()) };
         let plan = self.plan_of(&record)?;
-        if plan.next.is_some() && self.waits.seal {
-            self.take(shared, key, Some(&record), &plan, Step::Replace(plan.cur)).await?;
+        if !self.waits.seal {
+            return Ok(());
         }
-        Ok(())
+        let step = match plan.next {
+            Some(_) => Step::Replace(plan.cur),
+            // The registry has lost what was announced before the slots were sealed.
+            None if plan.cur.kind == Kind::Slots || plan.exclusive => {
+                Step::Announce { k: plan.cur.k, home: false, armed: true }
+            }
+            None => return Ok(()),
+        };
+        self.take(shared, key, Some(&record), &plan, step).await.map(drop)
     }
 
-    async fn ask<T>(&self, shared: &Arc<Shared>, work: BoxFuture<'static, Result<T>>) -> Result<T> {
+    pub(super) async fn ask<T>(
+        &self,
+        shared: &Arc<Shared>,
+        work: BoxFuture<'static, Result<T>>,
+    ) -> Result<T> {
         let limit = shared.options.loads.timeout;
         match bounded(shared, limit, call::catch(work)).await {
             Some(Ok(answer)) => answer,

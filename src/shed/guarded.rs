@@ -103,6 +103,20 @@ impl DynStore for Guard {
         })
     }
 
+    fn fold(self: Arc<Self>, key: Key, id: Key, amount: i64) -> BoxFuture<'static, Result<bool>> {
+        self.call(&key.clone(), Repeat::Yes, move |store| {
+            store.fold(key.clone(), id.clone(), amount)
+        })
+    }
+
+    fn folded(self: Arc<Self>, key: Key, id: Key) -> BoxFuture<'static, Result<bool>> {
+        self.call(&key.clone(), Repeat::Yes, move |store| store.folded(key.clone(), id.clone()))
+    }
+
+    fn unfold(self: Arc<Self>, key: Key, id: Key) -> BoxFuture<'static, Result<bool>> {
+        self.call(&key.clone(), Repeat::Yes, move |store| store.unfold(key.clone(), id.clone()))
+    }
+
     fn take(self: Arc<Self>, key: Key, amount: u64, hold: Key) -> BoxFuture<'static, Result<Take>> {
         self.call(&key.clone(), Repeat::Yes, move |store| {
             store.take(key.clone(), amount, hold.clone())

@@ -22,6 +22,7 @@ use crate::config::Options;
 use crate::counter::Sum;
 use crate::engine::control::steering::Steering;
 use crate::engine::data::admit::{self, Ask, Budget, Refused, Set};
+use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Result, Retry};
 use crate::heatsink::Heatsink;
 use crate::names;
@@ -226,7 +227,7 @@ impl Shared {
     }
 
     /// The same for the sum of a counter.
-    pub(crate) fn last_sum(&self, cell: &Cell, sum: Result<Sum>) -> Result<Sum> {
+    pub(crate) fn last_sum(&self, cell: &Cell, sum: Result<(Sum, Tick)>) -> Result<(Sum, Tick)> {
         let Some(frozen) = &self.shed.frozen else { return sum };
         let error = match sum {
             Err(error) if is_overload(&error) => error,
@@ -236,7 +237,7 @@ impl Shared {
         let known = cell.known.lock().serve(now, frozen.age_max());
         let Some((total, started)) = known else { return Err(error) };
         frozen.count_served();
-        Ok(Sum::known(total, now.since(started)))
+        Ok((Sum::new(total, now.since(started)), started))
     }
 }
 

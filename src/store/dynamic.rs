@@ -51,6 +51,9 @@ pub(crate) trait DynStore: Send + Sync + 'static {
         amount: i64,
     ) -> BoxFuture<'static, Result<Once>>;
     fn poison_once(self: Arc<Self>, key: Key, id: Key) -> BoxFuture<'static, Result<Once>>;
+    fn fold(self: Arc<Self>, key: Key, id: Key, amount: i64) -> BoxFuture<'static, Result<bool>>;
+    fn folded(self: Arc<Self>, key: Key, id: Key) -> BoxFuture<'static, Result<bool>>;
+    fn unfold(self: Arc<Self>, key: Key, id: Key) -> BoxFuture<'static, Result<bool>>;
     fn take(self: Arc<Self>, key: Key, amount: u64, hold: Key) -> BoxFuture<'static, Result<Take>>;
     fn end_hold(
         self: Arc<Self>,
@@ -150,6 +153,18 @@ impl<S: Store> DynStore for S {
 
     fn poison_once(self: Arc<Self>, key: Key, id: Key) -> BoxFuture<'static, Result<Once>> {
         Box::pin(async move { Store::poison_once(&*self, &key, &id).await })
+    }
+
+    fn fold(self: Arc<Self>, key: Key, id: Key, amount: i64) -> BoxFuture<'static, Result<bool>> {
+        Box::pin(async move { Store::fold(&*self, &key, &id, amount).await })
+    }
+
+    fn folded(self: Arc<Self>, key: Key, id: Key) -> BoxFuture<'static, Result<bool>> {
+        Box::pin(async move { Store::folded(&*self, &key, &id).await })
+    }
+
+    fn unfold(self: Arc<Self>, key: Key, id: Key) -> BoxFuture<'static, Result<bool>> {
+        Box::pin(async move { Store::unfold(&*self, &key, &id).await })
     }
 
     fn add(self: Arc<Self>, key: Key, amount: i64) -> BoxFuture<'static, Result<i64>> {

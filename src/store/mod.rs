@@ -102,6 +102,8 @@ pub struct Capability {
     pub seal: bool,
     /// [`Store::add_once`] and [`Store::poison_once`].
     pub add_once: bool,
+    /// [`Store::fold`], [`Store::folded`] and [`Store::unfold`].
+    pub fold: bool,
     /// [`Store::claim_lane`].
     pub claim_lane: bool,
     /// [`Store::take`], [`Store::end_hold`] and [`Store::holds`].
@@ -133,6 +135,7 @@ impl Capability {
             put_if_newer: true,
             seal: true,
             add_once: true,
+            fold: true,
             claim_lane: true,
             take: true,
             tokens: true,
@@ -302,6 +305,29 @@ pub trait Store: Send + Sync + 'static {
     fn poison_once(&self, key: &Key, id: &Key) -> impl Future<Output = Result<Once>> + Send {
         let _ = (key, id);
         async { Err(Error::unsupported("add_once")) }
+    }
+
+    /// Like [`add`](Store::add), but counts once per `id`, and leaves a mark beside the key in the
+    /// same step, which stays for as long as it takes to [`unfold`](Store::unfold) it; whether it
+    /// counted now. Capability `fold`.
+    fn fold(&self, key: &Key, id: &Key, amount: i64) -> impl Future<Output = Result<bool>> + Send {
+        let _ = (key, id, amount);
+        async { Err(Error::unsupported("fold")) }
+    }
+
+    /// Whether the mark of `id` stands beside `key`. Capability `fold`.
+    ///
+    /// # Errors
+    /// Whatever the store reports; a read is never `Unknown`.
+    fn folded(&self, key: &Key, id: &Key) -> impl Future<Output = Result<bool>> + Send {
+        let _ = (key, id);
+        async { Err(Error::unsupported("fold")) }
+    }
+
+    /// Removes the mark of `id` beside `key`; whether it was there. Capability `fold`.
+    fn unfold(&self, key: &Key, id: &Key) -> impl Future<Output = Result<bool>> + Send {
+        let _ = (key, id);
+        async { Err(Error::unsupported("fold")) }
     }
 
     /// Raises the incarnation under `key` by one in one step, keeping the bytes; what is there

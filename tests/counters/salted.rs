@@ -121,6 +121,90 @@ fn a_counter_grows_shrinks_and_folds_and_keeps_its_sum() {
 }
 
 #[test]
+fn what_is_retired_goes_back_to_the_bare_key_and_leaves_the_registry() {
+    let rig = Rig::new(Salt::new().grave(5 * SEC).listed_max(1));
+    rig.store.put_now("likes", "41").unwrap();
+    let counter = rig.hs.counter("likes");
+    rig.salt("likes", 8);
+    for _ in 0..100 {
+        rig.rt.block_on(counter.add(1)).unwrap();
+    }
+    rig.hs.control().unpin("likes");
+    rig.settle("likes", 1);
+    // On its way the sum is the same at every moment, and whoever adds to the bare key is counted.
+    for n in 0..300 {
+        rig.rt.run_for(100 * MS);
+        if n % 50 == 0 {
+            rig.rt.block_on(rig.store.add(&Key::from("likes"), 1)).unwrap();
+        }
+        assert_eq!(rig.sum("likes"), 142 + n / 50, "after {n} looks");
+    }
+    assert_eq!(rig.hs.salt_stats().folded, 1);
+    assert_eq!(rig.number("likes"), 147, "a program without heatsink reads all of it");
+    assert_eq!(rig.hs.explain("likes").salting, None);
+    assert!(rig.rt.block_on(rig.hs.get("likes")).is_ok(), "a plain key again");
+    // There is room for another key, and for this one again.
+    rig.salt("other", 4);
+    rig.hs.control().unpin("other");
+    rig.settle("other", 1);
+    rig.rt.run_for(30 * SEC);
+    rig.salt("likes", 4);
+    rig.rt.block_on(counter.add(3)).unwrap();
+    assert_eq!(rig.sum("likes"), 150);
+}
+
+#[test]
+fn a_store_that_cannot_fold_keeps_the_record_and_the_sum() {
+    let rt = SimRuntime::new(7);
+    let mut can = Capability::all();
+    can.fold = false;
+    let store = MemoryStore::builder().capability(can).runtime(rt.clone()).build();
+    let salt = Salt::new().grave(5 * SEC);
+    let hs = build(Heatsink::builder(store.clone()).salt(salt), &rt, 7);
+    let rig = Rig { rt, store, hs };
+    rig.salt("likes", 4);
+    for _ in 0..40 {
+        rig.rt.block_on(rig.hs.counter("likes").add(1)).unwrap();
+    }
+    rig.hs.control().unpin("likes");
+    rig.settle("likes", 1);
+    rig.rt.run_for(60 * SEC);
+    assert_eq!((rig.sum("likes"), rig.number("likes")), (40, 0));
+}
+
+#[test]
+fn a_shard_that_does_not_answer_leaves_a_sum_that_says_so() {
+    let rig = Rig::new(Salt::new());
+    rig.salt("likes", 8);
+    let (counter, grows) = (rig.hs.counter("likes"), rig.hs.grow_only("likes"));
+    for _ in 0..80 {
+        rig.rt.block_on(counter.add(1)).unwrap();
+    }
+    assert_eq!(rig.sum("likes"), 80);
+    let registry = [b"{hs:registry}root".as_slice(), b"{hs:registry}list"];
+    let record = heatsink::record_name(&Key::from("likes"));
+    let needed: Vec<usize> = registry.iter().map(|name| rig.store.place(name)).collect();
+    let sick = (0..8).find(|s| !needed.contains(s) && rig.store.place(&record) != *s).unwrap();
+    rig.store.set_down(sick, true);
+    let mut given = 80;
+    for _ in 0..40 {
+        // Those to the slot that is down say that they were not applied.
+        given += i64::from(rig.rt.block_on(counter.add(1)).is_ok());
+    }
+    let sum =
+        |counter: &heatsink::Counter| rig.rt.block_on(counter.sum_with(Duration::ZERO)).unwrap();
+    let seen = sum(&counter);
+    // One slot a shard, and the bare key on one of them.
+    assert!((1..=2).contains(&seen.behind()) && given > 80, "{seen:?}, {given} given");
+    assert_eq!(seen.total(), given, "what a slot that is down held is known");
+    let grown = rig.rt.block_on(grows.sum_with(Duration::ZERO)).unwrap();
+    assert_eq!((grown.total(), grown.lost()), (given, 0));
+    rig.store.set_down(sick, false);
+    assert_eq!((sum(&counter).total(), sum(&counter).behind()), (given, 0));
+    assert_eq!(rig.hs.add_stats().sums_regressed, 0);
+}
+
+#[test]
 fn a_schedule_salts_before_the_push_and_folds_after_it() {
     let rig = Rig::new(Salt::new());
     let push = Schedule::keys(["likes"]).salted(16).starts_in(60 * SEC).lasts(600 * SEC);

@@ -115,6 +115,12 @@ impl Record {
         self.parts.iter().find(|(n, _)| n == name).map(|(_, text)| text.as_str())
     }
 
+    /// Whether there is a part besides this one.
+    #[must_use]
+    pub fn has_other_than(&self, name: &str) -> bool {
+        self.parts.iter().any(|(n, _)| n != name)
+    }
+
     /// The next record, with one part changed, or removed. Texts are words: printable ASCII
     /// without spaces and `=`.
     #[must_use]

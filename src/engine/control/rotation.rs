@@ -12,7 +12,7 @@
 //! at once, and one that stops in between leaves nothing that another cannot go on with.
 
 use super::super::time::Tick;
-use super::salt::{Gen, Kind, Salt};
+use super::salt::{Fold, Gen, Kind, Salt};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -29,6 +29,9 @@ pub struct Waits {
     pub sweep: Duration,
     /// The slots can be sealed.
     pub seal: bool,
+    /// From each step of a fold to the next; `None` where the store cannot fold. Until then the
+    /// registry may lose a change, and the store what it has just added.
+    pub fold: Option<Duration>,
 }
 
 /// What this process wants of a key. What the traffic asks for is met by more slots too, so that
@@ -108,39 +111,62 @@ pub enum Step {
     Sweep(Gen),
     /// Delete the slots and forget the generation.
     Forget(Gen),
+    /// Say that what is retired goes back to the bare key.
+    BeginFold,
+    /// Add it there, and leave the mark.
+    Fold(Fold),
+    /// See that it is still there, and say so.
+    EndFold(Fold),
+    /// Remove the mark.
+    ForgetFold(Fold),
 }
 
-/// Since when, by id and seed: a registry that has lost a change gives the id again.
-type Since = BTreeMap<(u32, u32), Tick>;
+/// What waits: a generation, by id and seed, and the mark of what it waits for. A registry that has
+/// lost a change gives the id again, and what waited for the change waits anew.
+type Name = (u32, u32, u32);
 
-fn name(of: &Gen) -> (u32, u32) {
-    (of.id, of.seed)
-}
+/// Since when.
+type Since = BTreeMap<Name, Tick>;
 
 /// How long this process has seen what a record says published.
 #[derive(Clone, Debug, Default)]
 pub struct Watch {
-    announced: Option<(Gen, Tick)>,
+    announced: Since,
     draining: Since,
     buried: Since,
     swept: Since,
+    /// The fold that the record tells of.
+    folding: Option<(Fold, Tick)>,
+    /// The fold that this process knows to be in the bare key, and since when.
+    folded: Option<(Fold, Tick)>,
 }
 
 impl Watch {
     /// `salt` is the record that was published, at the latest at `at`.
     pub fn see(&mut self, at: Tick, salt: &Salt) {
-        let known = self.announced.filter(|(of, _)| salt.next == Some(*of));
-        self.announced = known.or_else(|| salt.next.map(|of| (of, at)));
-        let names: Vec<_> = salt.drain.iter().map(name).collect();
-        keep(&mut self.draining, &names, at);
-        let names: Vec<_> = salt.graves.iter().map(|g| name(&g.slots)).collect();
-        keep(&mut self.buried, &names, at);
-        keep(&mut self.swept, &names, at);
+        let names = |role| -> Vec<Name> {
+            let all = salt.since().filter(|(r, ..)| *r == role);
+            all.map(|(_, of, mark)| (of.id, of.seed, mark)).collect()
+        };
+        keep(&mut self.announced, &names(0), at);
+        keep(&mut self.draining, &names(1), at);
+        keep(&mut self.buried, &names(2), at);
+        keep(&mut self.swept, &names(2), at);
+        let told = |known: &(Fold, Tick)| salt.fold == Some(known.0);
+        self.folding = self.folding.filter(told).or_else(|| salt.fold.map(|fold| (fold, at)));
+        self.folded = self.folded.filter(told);
+    }
+
+    /// At `at` the fold was in the bare key; `None`: it is not.
+    pub fn folded(&mut self, fold: Fold, at: Option<Tick>) {
+        self.folded = at.map(|at| (fold, at));
     }
 
     /// A retired generation was compared with what is in its slots.
     pub fn swept(&mut self, of: &Gen, at: Tick) {
-        self.swept.insert(name(of), at);
+        let all =
+            self.swept.iter_mut().filter(|((id, seed, _), _)| (*id, *seed) == (of.id, of.seed));
+        all.for_each(|(_, since)| *since = at);
     }
 
     /// The next step. `patience` is added to every wait by a process that did not begin the
@@ -163,20 +189,24 @@ impl Watch {
         if let Some(step) = emergency(salt, want, waits) {
             return step;
         }
+        let name = |role, of: &Gen| {
+            let mark = salt.since().find(|(r, g, _)| (*r, g) == (role, of)).map_or(0, |s| s.2);
+            (of.id, of.seed, mark)
+        };
         if let Some(g) = salt.drain.first() {
             let wait = if waits.seal { waits.readers } else { waits.writers };
-            if ripe(self.draining.get(&name(g)), wait) {
+            if ripe(self.draining.get(&name(1, g)), wait) {
                 return Step::Retire(*g);
             }
         }
-        if let Some((_, since)) = &self.announced
+        if let Some(g) = &salt.next
             && (salt.armed || want.is_now())
-            && ripe(Some(since), waits.readers)
+            && ripe(self.announced.get(&name(0, g)), waits.readers)
         {
             return Step::Switch;
         }
         for grave in &salt.graves {
-            let id = name(&grave.slots);
+            let id = name(2, &grave.slots);
             // What is deleted is compared one last time.
             let over = ripe(self.buried.get(&id), waits.grave);
             if grave.is_swept() && ripe(self.swept.get(&id), waits.sweep) {
@@ -186,12 +216,26 @@ impl Watch {
                 return Step::Forget(grave.slots);
             }
         }
-        wish(salt, want).unwrap_or(Step::Wait(due))
+        if let (Some(fold), Some(wait)) = (salt.fold, waits.fold) {
+            let of = |known: &Option<(Fold, Tick)>| known.filter(|(f, _)| *f == fold).map(|k| k.1);
+            let (told, there) = (of(&self.folding), of(&self.folded));
+            let since = if fold.done { told } else { there.or(told) };
+            if ripe(since.as_ref(), wait) {
+                return match (fold.done, there) {
+                    (true, _) => Step::ForgetFold(fold),
+                    (false, Some(_)) => Step::EndFold(fold),
+                    (false, None) => Step::Fold(fold),
+                };
+            }
+        }
+        let fold = waits.fold.is_some() && want.slots().is_none() && salt.may_fold();
+        let fold = fold.then_some(Step::BeginFold);
+        wish(salt, want).or(fold).unwrap_or(Step::Wait(due))
     }
 }
 
 /// Remembers since when each of `ids` is there.
-fn keep(since: &mut Since, names: &[(u32, u32)], at: Tick) {
+fn keep(since: &mut Since, names: &[Name], at: Tick) {
     since.retain(|name, _| names.contains(name));
     for name in names {
         since.entry(*name).or_insert(at);
@@ -249,6 +293,7 @@ mod tests {
         grave: Duration::from_millis(9000),
         sweep: Duration::from_millis(500),
         seal: false,
+        fold: Some(Duration::from_millis(2000)),
     };
 
     fn at(ms: u64) -> Tick {
@@ -301,6 +346,63 @@ mod tests {
         assert_eq!(step(1899, Duration::ZERO), Step::Wait(at(1900)));
         assert_eq!(step(1900, Duration::ZERO), Step::Switch);
         assert_eq!(step(1900, 300 * MS), Step::Wait(at(2200)));
+    }
+
+    #[test]
+    fn what_a_registry_has_lost_and_is_said_again_is_waited_for_again() {
+        let before = Salt::new(false)
+            .announced(8, Kind::Slots, 1, true)
+            .unwrap()
+            .marked(&Salt::new(false), 1);
+        let old = before.clone().switched().unwrap().marked(&before, 2);
+        let old = old.announced(4, Kind::Slots, 2, true).unwrap().marked(&old, 3);
+        let switched = |mark| old.switched().unwrap().marked(&old, mark);
+        let mut watch = Watch::default();
+        watch.see(at(0), &switched(4));
+        assert!(matches!(next(&watch, 3000, &switched(4), Want::Nothing, &WAITS), Step::Retire(_)));
+        // This process has not seen that the switch was lost, and is told of the second one.
+        let again = switched(5);
+        watch.see(at(2900), &again);
+        let step = next(&watch, 3000, &again, Want::Nothing, &WAITS);
+        assert!(matches!(step, Step::Wait(_)), "{step:?}");
+        // A change of something else takes no wait back.
+        let home = again.announced(1, Kind::Home, 0, true).unwrap().marked(&again, 6);
+        watch.see(at(5000), &home);
+        assert_eq!(next(&watch, 5900, &home, Want::Nothing, &WAITS), Step::Retire(again.drain[0]));
+    }
+
+    #[test]
+    fn what_is_retired_goes_back_to_the_bare_key_a_wait_after_each_step() {
+        let salt = Salt::new(false).announced(4, Kind::Slots, 1, true).unwrap();
+        let salt = salt.switched().unwrap().announced(1, Kind::Home, 0, true).unwrap();
+        let salt = salt.switched().unwrap().retired(1, 41, true).unwrap();
+        let mut watch = Watch::default();
+        watch.see(at(0), &salt);
+        assert_eq!(next(&watch, 1, &salt, Want::Home, &WAITS), Step::BeginFold);
+        assert!(matches!(next(&watch, 1, &salt, Want::Slots(4), &WAITS), Step::Announce { .. }));
+        let cannot = Waits { fold: None, ..WAITS };
+        assert!(matches!(next(&watch, 1, &salt, Want::Home, &cannot), Step::Wait(_)));
+        let salt = salt.folding(7).unwrap();
+        let fold = salt.fold.unwrap();
+        assert_eq!((fold.amount, salt.retired, salt.is_plain()), (41, 0, false));
+        watch.see(at(100), &salt);
+        let step = |watch: &Watch, salt: &Salt, ms| {
+            let graves = Waits { grave: Duration::from_secs(900), sweep: Duration::MAX, ..WAITS };
+            next(watch, ms, salt, Want::Home, &graves)
+        };
+        assert_eq!(step(&watch, &salt, 2099), Step::Wait(at(2100)));
+        assert_eq!(step(&watch, &salt, 2100), Step::Fold(fold));
+        watch.folded(fold, Some(at(2110)));
+        assert_eq!(step(&watch, &salt, 4109), Step::Wait(at(4110)));
+        assert_eq!(step(&watch, &salt, 4110), Step::EndFold(fold));
+        watch.folded(fold, None);
+        assert_eq!(step(&watch, &salt, 4110), Step::Fold(fold), "the store has lost it");
+        let salt = salt.folded().unwrap();
+        watch.see(at(5000), &salt);
+        assert_eq!(salt.carried(), None);
+        assert_eq!(step(&watch, &salt, 6999), Step::Wait(at(7000)));
+        assert_eq!(step(&watch, &salt, 7000), Step::ForgetFold(salt.fold.unwrap()));
+        assert_eq!(salt.unfolded().unwrap().fold, None);
     }
 
     #[test]

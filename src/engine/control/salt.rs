@@ -13,12 +13,14 @@
 //!   may still use (RAMBO, Lynch and Shvartsman 2002); the reader-first order and its failure
 //!   traces are from an explicit-state model of this protocol.
 //!
-//! The bare key is generation 0, and the home of every later fold. Unless the counter is
+//! The bare key is generation 0, and the home of every later fold. What is retired goes back there
+//! too, where the store can add it once and leave a mark in the same step ([`Fold`]); after that the
+//! counter is a plain one again, and has no record. Unless the counter is
 //! *exclusive*, it is in the read set of every record, so that whoever adds to it, a program without
 //! heatsink or a process whose lease has run out, is counted at once. Of an exclusive counter it is
 //! sealed and retired like any other generation.
 
-use crate::key::fnv1a_32;
+use crate::key::{Key, fnv1a_32};
 use std::fmt::Write;
 
 /// Slots of one generation at most.
@@ -70,6 +72,18 @@ pub struct Grave {
     pub sealed: bool,
 }
 
+/// A retired sum on its way back to the bare key. It is added there once, with a mark beside the
+/// key in the same step; whoever reads looks at the mark before and after.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fold {
+    /// Drawn.
+    pub id: u32,
+    /// What is added.
+    pub amount: i64,
+    /// It is there for good: the mark is not looked at any more.
+    pub done: bool,
+}
+
 /// One slot of one generation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Slot {
@@ -98,6 +112,11 @@ pub struct Salt {
     pub graves: Vec<Grave>,
     /// The highest id of a generation so far.
     pub last: u32,
+    /// For each generation that is announced, draining or buried, in this order: drawn when that
+    /// began. A registry that has lost a change begins it again, and the mark tells.
+    pub marks: Vec<u32>,
+    /// What is on its way back to the bare key.
+    pub fold: Option<Fold>,
 }
 
 impl Salt {
@@ -113,6 +132,8 @@ impl Salt {
             retired: 0,
             graves: Vec::new(),
             last: 0,
+            marks: Vec::new(),
+            fold: None,
         }
     }
 
@@ -124,13 +145,73 @@ impl Salt {
             && self.drain.is_empty()
             && self.graves.is_empty()
             && self.retired == 0
+            && self.fold.is_none()
             && !self.exclusive
+    }
+
+    /// The generations that wait for something, and for what: 0 announced, 1 draining, 2 buried.
+    fn waiting(&self) -> impl Iterator<Item = (u8, Gen)> + '_ {
+        let next = self.next.iter().map(|g| (0, *g));
+        let drain = self.drain.iter().map(|g| (1, *g));
+        next.chain(drain).chain(self.graves.iter().map(|g| (2, g.slots)))
+    }
+
+    /// The same with their marks.
+    pub fn since(&self) -> impl Iterator<Item = (u8, Gen, u32)> + '_ {
+        let marks = self.marks.iter().copied().chain(std::iter::repeat(0));
+        self.waiting().zip(marks).map(|((role, of), mark)| (role, of, mark))
+    }
+
+    /// The record that follows `before`: what is new in it gets this mark.
+    #[must_use]
+    pub fn marked(mut self, before: &Salt, mark: u32) -> Salt {
+        let old: Vec<_> = before.since().collect();
+        let mark_of = |(role, of): (u8, Gen)| {
+            let known = old.iter().find(|(r, g, _)| (*r, *g) == (role, of));
+            known.map_or(mark, |(.., mark)| *mark)
+        };
+        self.marks = self.waiting().map(mark_of).collect();
+        self
     }
 
     /// Whether a rotation has begun and not ended.
     #[must_use]
     pub fn is_under_way(&self) -> bool {
-        self.next.is_some() || !self.drain.is_empty() || !self.graves.is_empty()
+        let rotates = self.next.is_some() || !self.drain.is_empty() || !self.graves.is_empty();
+        rotates || self.fold.is_some()
+    }
+
+    /// What is added to the sum of the slots unless its mark stands beside the bare key.
+    #[must_use]
+    pub fn carried(&self) -> Option<Fold> {
+        self.fold.filter(|fold| !fold.done)
+    }
+
+    /// Whether what is retired could go back to the bare key.
+    #[must_use]
+    pub fn may_fold(&self) -> bool {
+        let home = self.cur.kind == Kind::Home && self.next.is_none() && self.drain.is_empty();
+        home && !self.exclusive && self.retired != 0 && self.fold.is_none()
+    }
+
+    /// What is retired is on its way to the bare key.
+    #[must_use]
+    pub fn folding(&self, id: u32) -> Option<Salt> {
+        let fold = Some(Fold { id, amount: self.retired, done: false });
+        self.may_fold().then(|| Salt { fold, retired: 0, ..self.clone() })
+    }
+
+    /// It is there, and its mark as well.
+    #[must_use]
+    pub fn folded(&self) -> Option<Salt> {
+        let fold = Some(Fold { done: true, ..self.carried()? });
+        Some(Salt { fold, ..self.clone() })
+    }
+
+    /// Its mark is gone.
+    #[must_use]
+    pub fn unfolded(&self) -> Option<Salt> {
+        self.fold.is_some_and(|fold| fold.done).then(|| Salt { fold: None, ..self.clone() })
     }
 
     /// Every slot that a sum reads, each once.
@@ -228,7 +309,8 @@ impl Salt {
     #[must_use]
     pub fn swept(&self, id: u32, total: i64) -> Option<Salt> {
         let mut out = self.clone();
-        let grave = out.graves.iter_mut().find(|g| g.slots.id == id && g.is_swept())?;
+        let grave =
+            out.graves.iter_mut().find(|g| g.slots.id == id && g.slots.kind != Kind::Home)?;
         let late = total.checked_sub(grave.absorbed)?;
         grave.absorbed = total;
         out.retired = self.retired.checked_add(late)?;
@@ -252,7 +334,7 @@ impl Salt {
 }
 
 impl Grave {
-    /// Whether adds may still come late here.
+    /// Whether adds may still come late here, as a matter of course.
     #[must_use]
     pub fn is_swept(&self) -> bool {
         !self.sealed && self.slots.kind != Kind::Home
@@ -323,6 +405,25 @@ impl Gen {
     }
 }
 
+impl Fold {
+    /// The name of its mark.
+    #[must_use]
+    pub fn mark(&self) -> Key {
+        Key::from(format!("{:08x}", self.id))
+    }
+
+    fn parse(text: &str) -> Option<Fold> {
+        let mut words = text.split('.');
+        let (id, amount) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        let done = match words.next()? {
+            "d" => true,
+            "c" => false,
+            _ => return None,
+        };
+        words.next().is_none().then_some(Fold { id, amount, done })
+    }
+}
+
 impl Grave {
     fn encode(&self) -> String {
         let sealed = if self.sealed { 's' } else { 'o' };
@@ -359,7 +460,14 @@ impl Salt {
         for (i, g) in self.graves.iter().enumerate() {
             let _ = write!(text, "{}{}", if i > 0 { "," } else { "" }, g.encode());
         }
-        text.push_str(if self.exclusive { "/x" } else { "/" });
+        text.push_str(if self.exclusive { "/x/" } else { "//" });
+        for (i, mark) in self.marks.iter().enumerate() {
+            let _ = write!(text, "{}{mark}", if i > 0 { "," } else { "" });
+        }
+        text.push('/');
+        if let Some(Fold { id, amount, done }) = self.fold {
+            let _ = write!(text, "{id}.{amount}.{}", if done { 'd' } else { 'c' });
+        }
         text
     }
 
@@ -394,7 +502,17 @@ impl Salt {
             "" => false,
             _ => return None,
         };
-        let salt = Salt { exclusive, cur, next, armed, drain, retired, graves, last };
+        let marks = fields.next()?;
+        if many(marks) > 1 + DRAIN_MAX + GRAVES_MAX {
+            return None;
+        }
+        let numbers = marks.split(',').filter(|t| !t.is_empty()).map(|t| t.parse().ok());
+        let marks = numbers.collect::<Option<Vec<u32>>>()?;
+        let fold = match fields.next()? {
+            "" => None,
+            text => Some(Fold::parse(text)?),
+        };
+        let salt = Salt { exclusive, cur, next, armed, drain, retired, graves, last, marks, fold };
         (fields.next().is_none() && salt.is_sound()).then_some(salt)
     }
 
@@ -405,7 +523,9 @@ impl Salt {
         ids.sort_unstable();
         let n = ids.len();
         ids.dedup();
-        ids.len() == n && ids.last().is_none_or(|id| *id <= self.last)
+        let marked = self.marks.is_empty() || self.marks.len() == self.waiting().count();
+        let folds = self.fold.is_none() || !self.exclusive;
+        marked && folds && ids.len() == n && ids.last().is_none_or(|id| *id <= self.last)
     }
 }
 

@@ -21,6 +21,9 @@ enum Step {
     Sweep(usize, i32),
     Forget(usize),
     Reset(i32),
+    BeginFold,
+    EndFold,
+    ForgetFold,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -34,6 +37,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0..4usize, any::<i32>()).prop_map(|(i, n)| Step::Sweep(i, n)),
         3 => (0..4usize).prop_map(Step::Forget),
         1 => any::<i32>().prop_map(Step::Reset),
+        2 => Just(Step::BeginFold),
+        1 => Just(Step::EndFold),
+        1 => Just(Step::ForgetFold),
     ];
     proptest::collection::vec(step, 0..80)
 }
@@ -49,6 +55,9 @@ fn apply(salt: &Salt, step: Step) -> Option<Salt> {
         Step::Sweep(i, n) => salt.swept(salt.graves.get(i)?.slots.id, n.into()),
         Step::Forget(i) => salt.forgotten(salt.graves.get(i)?.slots.id),
         Step::Reset(n) => salt.reset(n.into()),
+        Step::BeginFold => salt.folding(7),
+        Step::EndFold => salt.folded(),
+        Step::ForgetFold => salt.unfolded(),
     }
 }
 
@@ -109,7 +118,7 @@ proptest! {
         for step in steps {
             let before = salt.clone();
             let Some(next) = apply(&salt, step) else { continue };
-            salt = next;
+            salt = next.marked(&before, u32::MAX);
             if let (None, Some(new)) = (before.next, salt.next) {
                 prop_assert!(ids.insert(new.id), "id {} again", new.id);
             }

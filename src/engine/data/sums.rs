@@ -2,20 +2,33 @@
 //!
 //! - **What**: the newest sum that was loaded, and the greatest one that was shown.
 //! - **Invariant**: a sum is served only within the age that the caller accepts, counted from the
-//!   start of its load; with a floor, no caller is shown less than an earlier one was.
+//!   start of its load; with a floor, no caller is shown less than an earlier one was. Something is
+//!   said to be lost only if the load that found less began after the greater sum was shown: one
+//!   that began earlier may end later, and is right.
 //! - **Time and units**: ticks.
-//! - **Bounds**: a few words.
+//! - **Bounds**: a few words; for a counter in slots, as many as it has slots.
 //! - **Source**: intermediate-value linearizability (Rinberg and Keidar, 2020): a sum is any value
 //!   between the count at its start and the count at its end.
 
 use crate::engine::time::Tick;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// What is known of one sum.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Known {
     newest: Option<(i64, Tick)>,
-    floor: Option<i64>,
+    /// The greatest sum that was shown, and when it first was.
+    floor: Option<(i64, Tick)>,
+}
+
+/// What a counter that only grows shows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shown {
+    /// Never less than before.
+    pub total: i64,
+    /// By how much the store has less than it had.
+    pub lost: u64,
 }
 
 impl Known {
@@ -37,17 +50,89 @@ impl Known {
         *self = Known::default();
     }
 
-    /// What a counter that only grows shows when it was given `total`: never less than before.
-    pub fn raise(&mut self, total: i64) -> i64 {
-        let shown = self.floor.map_or(total, |floor| floor.max(total));
-        self.floor = Some(shown);
-        shown
+    /// What a counter that only grows shows at `now` of a load that started at `started` and
+    /// brought `total`: never less than before. A total of which a part is older than the load is
+    /// taken for one of a load that `started` at zero.
+    pub fn raise(&mut self, total: i64, started: Tick, now: Tick) -> Shown {
+        match self.floor {
+            Some((floor, at)) if total < floor => {
+                let lost = if started > at { floor.abs_diff(total) } else { 0 };
+                Shown { total: floor, lost }
+            }
+            Some((floor, _)) if total == floor => Shown { total, lost: 0 },
+            _ => {
+                self.floor = Some((total, now));
+                Shown { total, lost: 0 }
+            }
+        }
+    }
+}
+
+/// The slots of a counter, as they were last seen: for when one of them does not answer. And what
+/// one of them has lost does not show in a sum where others have grown by more meanwhile.
+#[derive(Clone, Default, Debug)]
+pub struct Parts {
+    seen: BTreeMap<(u32, u16), (i64, Tick)>,
+}
+
+impl Parts {
+    /// A load that started at `started` and ended at `now` brought these values, by generation and
+    /// number. By how much some are less than they had been when it started.
+    /// Of a slot that did not answer (`None`) the last value stays.
+    pub fn see(&mut self, started: Tick, now: Tick, found: &[((u32, u16), Option<i64>)]) -> u64 {
+        let mut lost = 0u64;
+        let mut seen = BTreeMap::new();
+        for (slot, value) in found {
+            let Some(value) = value else {
+                seen.extend(self.seen.get(slot).map(|known| (*slot, *known)));
+                continue;
+            };
+            let now_known = match self.seen.get(slot) {
+                Some((known, at)) if started <= *at => (*known, *at),
+                Some((known, _)) => {
+                    if value < known {
+                        lost = lost.saturating_add(known.abs_diff(*value));
+                    }
+                    (*value, now)
+                }
+                None => (*value, now),
+            };
+            seen.insert(*slot, now_known);
+        }
+        self.seen = seen;
+        lost
+    }
+
+    /// What a slot held when it was last seen.
+    #[must_use]
+    pub fn value(&self, slot: (u32, u16)) -> Option<i64> {
+        self.seen.get(&slot).map(|(value, _)| *value)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_slot_that_holds_less_than_before_has_lost_it_whatever_the_others_do() {
+        let mut parts = Parts::default();
+        assert_eq!(parts.see(Tick(1), Tick(2), &[((1, 0), Some(5)), ((1, 1), Some(7))]), 0);
+        assert_eq!(parts.see(Tick(3), Tick(4), &[((1, 0), Some(3)), ((1, 1), Some(70))]), 2);
+        assert_eq!(
+            parts.see(Tick(5), Tick(6), &[((1, 0), Some(3)), ((1, 1), Some(70))]),
+            0,
+            "once"
+        );
+        // One that began before the last ended says nothing of a loss.
+        assert_eq!(parts.see(Tick(4), Tick(7), &[((1, 0), Some(1)), ((1, 1), Some(71))]), 0);
+        // One that does not answer is as it was.
+        assert_eq!(parts.see(Tick(8), Tick(8), &[((1, 0), None), ((1, 1), Some(72))]), 0);
+        assert_eq!((parts.value((1, 0)), parts.value((1, 1))), (Some(3), Some(72)));
+        // Retired slots are not looked at any more.
+        assert_eq!(parts.see(Tick(9), Tick(9), &[((2, 0), Some(0))]), 0);
+        assert_eq!(parts.see(Tick(10), Tick(11), &[((1, 0), Some(0)), ((2, 0), Some(0))]), 0);
+    }
 
     #[test]
     fn a_load_that_started_earlier_and_ended_later_changes_nothing() {
@@ -61,7 +146,20 @@ mod tests {
     #[test]
     fn a_floor_never_sinks() {
         let mut known = Known::default();
-        let shown: Vec<i64> = [5, 9, 7, 12].map(|total| known.raise(total)).to_vec();
+        let loads = [(5, 10), (9, 20), (7, 30), (12, 40)];
+        let shown = loads.map(|(total, at)| known.raise(total, Tick(at), Tick(at + 1)).total);
         assert_eq!(shown, [5, 9, 9, 12]);
+    }
+
+    #[test]
+    fn less_is_a_loss_only_if_it_was_asked_for_after_more_was_shown() {
+        let mut known = Known::default();
+        assert_eq!(known.raise(9, Tick(10), Tick(20)), Shown { total: 9, lost: 0 });
+        let overtaken = known.raise(7, Tick(5), Tick(30));
+        assert_eq!(overtaken, Shown { total: 9, lost: 0 }, "began earlier and ended later");
+        let same = known.raise(7, Tick(20), Tick(30));
+        assert_eq!(same, Shown { total: 9, lost: 0 }, "the clock cannot tell which was first");
+        assert_eq!(known.raise(7, Tick(21), Tick(30)), Shown { total: 9, lost: 2 });
+        assert_eq!(known.raise(9, Tick(31), Tick(32)), Shown { total: 9, lost: 0 }, "made good");
     }
 }

@@ -30,6 +30,9 @@ pub enum Op {
     Open,
     AddOnce,
     PoisonOnce,
+    Fold,
+    Folded,
+    Unfold,
     ClaimLane,
     Take,
     EndHold,
@@ -47,7 +50,13 @@ impl Op {
     pub const fn is_read(self) -> bool {
         matches!(
             self,
-            Op::Get | Op::GetMany | Op::GetReplica | Op::Holds | Op::CountTokens | Op::Subscribe
+            Op::Get
+                | Op::GetMany
+                | Op::GetReplica
+                | Op::Folded
+                | Op::Holds
+                | Op::CountTokens
+                | Op::Subscribe
         )
     }
 }

@@ -164,6 +164,13 @@ impl MemoryStore {
         self.inner.shard(&key).lock().get(&key, now, self.inner.shows())
     }
 
+    /// Whether [`fold`](Store::fold) has left a mark: a look inside, neither counted nor delayed.
+    #[must_use]
+    pub fn folded_now(&self, key: impl Into<Key>, id: impl Into<Key>) -> bool {
+        let key = key.into();
+        self.inner.shard(&key).lock().folded(&key, &id.into())
+    }
+
     /// Sets a value now: for filling a store before a run, neither counted nor delayed.
     ///
     /// # Errors
@@ -469,6 +476,24 @@ impl Store for MemoryStore {
         self.can(|c| c.add_once, "add_once")?;
         let (of, id) = (key.clone(), id.clone());
         self.call(Op::PoisonOnce, key, move |shard, _| shard.poison_once(&of, &id)).await
+    }
+
+    async fn fold(&self, key: &Key, id: &Key, amount: i64) -> Result<bool> {
+        self.can(|c| c.fold, "fold")?;
+        let (of, id) = (key.clone(), id.clone());
+        self.call(Op::Fold, key, move |shard, now| shard.fold(&of, &id, amount, now)).await
+    }
+
+    async fn folded(&self, key: &Key, id: &Key) -> Result<bool> {
+        self.can(|c| c.fold, "fold")?;
+        let (of, id) = (key.clone(), id.clone());
+        self.call(Op::Folded, key, move |shard, _| Ok(shard.folded(&of, &id))).await
+    }
+
+    async fn unfold(&self, key: &Key, id: &Key) -> Result<bool> {
+        self.can(|c| c.fold, "fold")?;
+        let (of, id) = (key.clone(), id.clone());
+        self.call(Op::Unfold, key, move |shard, _| Ok(shard.unfold(&of, &id))).await
     }
 
     async fn claim_lane(&self, key: &Key) -> Result<Stored> {

@@ -7,7 +7,7 @@ use crate::key::Key;
 use crate::store::{End, Ended, Hold, Holds, Once, Popped, Stored, Take, Version};
 use bytes::Bytes;
 use hashbrown::HashMap;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::time::Duration;
 
@@ -63,13 +63,14 @@ pub(super) struct Shows {
 #[derive(Debug)]
 struct Ids {
     once: Map<OnceState>,
+    folds: BTreeSet<Key>,
     holds: BTreeMap<Key, HoldState>,
     tokens: VecDeque<Bytes>,
 }
 
 impl Default for Ids {
     fn default() -> Ids {
-        Ids { once: map(), holds: BTreeMap::new(), tokens: VecDeque::new() }
+        Ids { once: map(), folds: BTreeSet::new(), holds: BTreeMap::new(), tokens: VecDeque::new() }
     }
 }
 
@@ -388,6 +389,23 @@ impl Shard {
         room(once.len(), key)?;
         once.insert(id.clone(), OnceState::Poisoned);
         Ok(Once::Poisoned)
+    }
+
+    pub(super) fn fold(&mut self, key: &Key, id: &Key, amount: i64, now: Tick) -> Result<bool> {
+        if self.folded(key, id) {
+            return Ok(false);
+        }
+        room(self.ids(key).folds.len(), key)?;
+        self.add(key, amount, now)?;
+        Ok(self.ids(key).folds.insert(id.clone()))
+    }
+
+    pub(super) fn folded(&self, key: &Key, id: &Key) -> bool {
+        self.ids.get(key).is_some_and(|ids| ids.folds.contains(id))
+    }
+
+    pub(super) fn unfold(&mut self, key: &Key, id: &Key) -> bool {
+        self.ids.get_mut(key).is_some_and(|ids| ids.folds.remove(id))
     }
 
     pub(super) fn take(&mut self, key: &Key, amount: u64, hold: &Key, now: Tick) -> Result<Take> {

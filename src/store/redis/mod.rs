@@ -39,7 +39,7 @@ use crate::key::{self, Key};
 use bytes::Bytes;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, Value};
-use reply::{bare, checked, list, once, text, total, units, value, yes};
+use reply::{bare, checked, int, list, once, text, total, units, value, yes};
 use route::{Route, Units};
 use scripts::{Script, Scripts};
 use std::fmt;
@@ -296,6 +296,7 @@ impl Store for RedisStore {
             claim_lane: options.scripts,
             seal: options.scripts,
             add_once: options.scripts,
+            fold: options.scripts,
             take: options.scripts,
             tokens: options.scripts,
             publish: !wrapped,
@@ -418,6 +419,26 @@ impl Store for RedisStore {
         let args = [id.as_bytes(), kept.as_bytes(), max.as_bytes()];
         let script = &self.inner.scripts.poison_once;
         once(&self.script("add_once", script, key, &[&ids], &args).await?)
+    }
+
+    async fn fold(&self, key: &Key, id: &Key, amount: i64) -> Result<bool> {
+        let (marks, amount) = (scripts::beside(key, "fold"), amount.to_string());
+        let script = &self.inner.scripts.fold;
+        let args = [id.as_bytes(), amount.as_bytes()];
+        yes(&self.script("fold", script, key, &[key, &marks], &args).await?)
+    }
+
+    async fn folded(&self, key: &Key, id: &Key) -> Result<bool> {
+        let mut cmd = redis::cmd("HEXISTS");
+        cmd.arg(scripts::beside(key, "fold")).arg(id.as_bytes());
+        let reply = self.plain(key, &cmd, false).await?;
+        int(&reply).map(|n| n != 0).ok_or_else(|| answer::unexpected(false))
+    }
+
+    async fn unfold(&self, key: &Key, id: &Key) -> Result<bool> {
+        let mut cmd = redis::cmd("HDEL");
+        cmd.arg(scripts::beside(key, "fold")).arg(id.as_bytes());
+        yes(&self.plain(key, &cmd, true).await?)
     }
 
     async fn claim_lane(&self, key: &Key) -> Result<Stored> {

@@ -87,6 +87,7 @@ pub(super) struct Scripts {
     pub(super) open: Script,
     pub(super) add_once: Script,
     pub(super) poison_once: Script,
+    pub(super) fold: Script,
     pub(super) take: Script,
     pub(super) end_hold: Script,
     pub(super) push_tokens: Script,
@@ -103,6 +104,7 @@ impl Scripts {
             open: Script::new(OPEN_COUNTER),
             add_once: Script::new(ADD_ONCE),
             poison_once: Script::new(POISON_ONCE),
+            fold: Script::new(FOLD),
             take: Script::new(TAKE),
             end_hold: Script::new(END_HOLD),
             push_tokens: Script::new(PUSH_TOKENS),
@@ -201,6 +203,14 @@ end
 redis.call('HSET', KEYS[1], ARGV[1], 'poisoned')
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 'poisoned'";
+
+/// KEYS 1 counter, 2 marks; ARGV id, amount. Marks are never forgotten by themselves.
+const FOLD: &str = r"
+if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then return 0 end
+local total = redis.pcall('INCRBY', KEYS[1], ARGV[2])
+if type(total) == 'table' then return total end
+redis.call('HSET', KEYS[2], ARGV[1], '1')
+return 1";
 
 /// KEYS 1 stock, 2 holds; ARGV hold, amount or "" for more than fits, how long holds are kept in
 /// ms, how many. A hold stands as `state:amount:left`; its states are o(pen), s(old), b(ack).

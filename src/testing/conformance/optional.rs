@@ -78,6 +78,15 @@ async fn counters<S: Store>(cx: &Cx<S>, report: &mut Report, can: Capability) {
     } else {
         checks!(report, cx, "add_once": "not named, so unsupported" => no_once);
     }
+    if can.fold {
+        checks!(report, cx, "fold":
+            "counts once and leaves a mark in the same step" => fold_marks,
+            "of many with one id one counts" => fold_race,
+            "a refused fold leaves no mark" => fold_refused,
+        );
+    } else {
+        checks!(report, cx, "fold": "not named, so unsupported" => no_fold);
+    }
     if can.take {
         checks!(report, cx, "take":
             "takes what is there and no more" => take_short,
@@ -153,6 +162,13 @@ async fn no_once<S: Store>(cx: Cx<S>) -> Seen {
     let (key, id) = (cx.key("x"), cx.key("id"));
     refused("add_once", cx.store.add_once(&key, &id, 1).await, ErrorKind::Unsupported)?;
     refused("poison_once", cx.store.poison_once(&key, &id).await, ErrorKind::Unsupported)
+}
+
+async fn no_fold<S: Store>(cx: Cx<S>) -> Seen {
+    let (key, id) = (cx.key("x"), cx.key("id"));
+    refused("fold", cx.store.fold(&key, &id, 1).await, ErrorKind::Unsupported)?;
+    refused("folded", cx.store.folded(&key, &id).await, ErrorKind::Unsupported)?;
+    refused("unfold", cx.store.unfold(&key, &id).await, ErrorKind::Unsupported)
 }
 
 async fn no_take<S: Store>(cx: Cx<S>) -> Seen {
@@ -506,6 +522,53 @@ async fn once_late_poison<S: Store>(cx: Cx<S>) -> Seen {
     ok("add_once", cx.store.add_once(&key, &id, 1).await)?;
     let poison = ok("poison_once", cx.store.poison_once(&key, &id).await)?;
     same("poison_once", &poison, &Once::Duplicate)?;
+    clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn fold_marks<S: Store>(cx: Cx<S>) -> Seen {
+    let (key, id, other) = (cx.key("fold"), cx.key("id"), cx.key("other"));
+    ok("add", cx.store.add(&key, 40).await)?;
+    same("folded", &ok("folded", cx.store.folded(&key, &id).await)?, &false)?;
+    for now in [true, false] {
+        same("fold", &ok("fold", cx.store.fold(&key, &id, 2).await)?, &now)?;
+        same("folded", &ok("folded", cx.store.folded(&key, &id).await)?, &true)?;
+        same("add", &ok("add", cx.store.add(&key, 0).await)?, &42)?;
+    }
+    same("folded", &ok("folded", cx.store.folded(&key, &other).await)?, &false)?;
+    for there in [true, false] {
+        same("unfold", &ok("unfold", cx.store.unfold(&key, &id).await)?, &there)?;
+        same("folded", &ok("folded", cx.store.folded(&key, &id).await)?, &false)?;
+    }
+    clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn fold_race<S: Store>(cx: Cx<S>) -> Seen {
+    let (key, id) = (cx.key("foldrace"), cx.key("id"));
+    let of = key.clone();
+    let folds = cx
+        .together(8, move |cx, _| {
+            let (key, id) = (of.clone(), id.clone());
+            async move { cx.store.fold(&key, &id, -5).await }
+        })
+        .await?;
+    let mut counted = 0;
+    for fold in folds {
+        counted += u32::from(ok("fold", fold)?);
+    }
+    same("folds that counted", &counted, &1)?;
+    same("add", &ok("add", cx.store.add(&key, 0).await)?, &-5)?;
+    ok("unfold", cx.store.unfold(&key, &cx.key("id")).await)?;
+    clean(&cx, &key).await;
+    Ok(())
+}
+
+async fn fold_refused<S: Store>(cx: Cx<S>) -> Seen {
+    let (key, id) = (cx.key("foldtext"), cx.key("id"));
+    ok("put", cx.store.put(&key, "many".into(), None).await)?;
+    refused("fold", cx.store.fold(&key, &id, 1).await, ErrorKind::WrongType)?;
+    same("folded", &ok("folded", cx.store.folded(&key, &id).await)?, &false)?;
     clean(&cx, &key).await;
     Ok(())
 }
