@@ -5,6 +5,7 @@ use crate::cell::Entry;
 use crate::config::{Builder, Options};
 use crate::control::Control;
 use crate::driver::DriverHandle;
+use crate::engine::data::near::Freshness;
 use crate::error::{Error, Result};
 use crate::explain::Explanation;
 use crate::key::Key;
@@ -105,6 +106,13 @@ impl Heatsink {
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         let key = key.as_ref();
         let due = self.observe(1);
+        if due == 0
+            && let Some((kept, now)) = self.0.shared.fresh(key)
+        {
+            let value = Value::hot(kept.handle.clone(), now, Freshness::Fresh);
+            kept.put_back();
+            return Ok(Some(value));
+        }
         if let Some(value) = self.hot(key, None, due) {
             return Ok(present(value));
         }
@@ -287,6 +295,13 @@ impl Heatsink {
     pub fn try_read_with<R>(&self, key: impl AsRef<[u8]>, f: impl FnOnce(&[u8]) -> R) -> Option<R> {
         let key = key.as_ref();
         let due = self.observe(1);
+        if due == 0
+            && let Some((kept, _)) = self.0.shared.fresh(key)
+        {
+            let out = f(&kept.handle.entry().bytes);
+            kept.put_back();
+            return Some(out);
+        }
         self.peek(key, due, |bytes| bytes.map(f)).flatten()
     }
 
@@ -303,6 +318,13 @@ impl Heatsink {
     ) -> Result<Option<R>> {
         let key = key.as_ref();
         let due = self.observe(1);
+        if due == 0
+            && let Some((kept, _)) = self.0.shared.fresh(key)
+        {
+            let out = f(&kept.handle.entry().bytes);
+            kept.put_back();
+            return Ok(Some(out));
+        }
         let mut f = Some(f);
         let hit = self.peek(key, due, |bytes| bytes.and_then(|b| f.take().map(|f| f(b))));
         if let Some(out) = hit {
@@ -418,12 +440,15 @@ impl Heatsink {
             let stale = handle.shown().take_refresh(freshness, loader, now);
             (Value::hot(handle.clone(), now, freshness), stale)
         })?;
-        self.sampled(due, key, Seen::hit(&hit.0));
+        if due > 0 {
+            self.sampled(due, key, Seen::hit(&hit.0));
+        }
         Some(hit)
     }
 
-    /// The cached value, for callers whose values the store can load again.
-    #[inline]
+    /// The cached value, for callers whose values the store can load again. Not inlined, so that
+    /// what a fresh hit runs stays short.
+    #[inline(never)]
     fn hot(&self, key: &[u8], max_age: Option<Duration>, due: u32) -> Option<Value> {
         let (value, stale) = self.cached(key, max_age, due, false)?;
         if stale {
@@ -433,7 +458,7 @@ impl Heatsink {
     }
 
     /// Runs `f` on the cached bytes in place; `f` gets `None` for a cached absence.
-    #[inline]
+    #[inline(never)]
     fn peek<R>(&self, key: &[u8], due: u32, f: impl FnOnce(Option<&[u8]>) -> R) -> Option<R> {
         let shared = &self.0.shared;
         let mut refresh = false;

@@ -17,7 +17,7 @@ use crate::engine::data::near::{Freshness, Rank};
 use crate::engine::time::Tick;
 use crate::error::{self, Error, ErrorKind, Result};
 use crate::hotlist::Followers;
-use crate::kept;
+use crate::kept::{self, Kept};
 use crate::key::Key;
 use crate::runtime::{Clock, Runtime};
 use crate::salt::Salted;
@@ -213,12 +213,34 @@ impl Shared {
         max_age: Option<Duration>,
         f: impl FnOnce(&Arc<Handle>, Tick, Freshness) -> R,
     ) -> Option<R> {
-        let Some(kept) = kept::take(key, |handle| handle.stands_for(self.instance, key)) else {
+        let Some(kept) = self.kept(key) else {
             return self.find(key, max_age, true, f);
         };
-        let out = self.serve(&kept, max_age, f);
-        kept::keep(key, kept);
+        let out = self.serve(&kept.handle, max_age, f);
+        kept.put_back();
         out
+    }
+
+    #[inline]
+    fn kept(&self, key: &[u8]) -> Option<Kept> {
+        kept::take(key, |handle| handle.stands_for(self.instance, key))
+    }
+
+    /// What this thread keeps of `key`, if there is a value and it is fresh: nearly all hits, with
+    /// nothing to decide. Everything else is for [`hit`](Shared::hit).
+    #[inline]
+    pub(crate) fn fresh(&self, key: &[u8]) -> Option<(Kept, Tick)> {
+        let kept = self.kept(key)?;
+        let (entry, now) = (kept.handle.entry(), self.clock.now());
+        let fresh = now < entry.ages.fresh_until
+            && now.0 < self.hot.index_until.load(Ordering::Relaxed)
+            && entry.epoch == self.epoch()
+            && !entry.absent;
+        if fresh {
+            return Some((kept, now));
+        }
+        kept.put_back();
+        None
     }
 
     /// Like [`hit`](Shared::hit), by way of the index.

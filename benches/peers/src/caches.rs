@@ -44,10 +44,7 @@ pub trait Peer: Clone + Send + Sync + 'static {
         self.remove()
     }
     /// Two calls of different form for the one key; `None` where there is one form only.
-    fn two_forms(
-        &self,
-        load: impl Fn() -> Load + Send,
-    ) -> impl Future<Output = Option<()>> + Send;
+    fn two_forms(&self, load: impl Fn() -> Load + Send) -> impl Future<Output = Option<()>> + Send;
     /// Whether entries have a time to live.
     const HAS_TTL: bool;
 }
@@ -60,7 +57,8 @@ impl Peer for Heat {
     const HAS_TTL: bool = true;
 
     fn new(ttl: Duration) -> Heat {
-        let near = NearCache::new().fresh(ttl).stale(ttl).absent(ttl.min(Duration::from_millis(50)));
+        let near =
+            NearCache::new().fresh(ttl).stale(ttl).absent(ttl.min(Duration::from_millis(50)));
         let hs = Heatsink::builder(MemoryStore::new(1)).near(near).build().expect("options");
         let keys = (0..ROOM).map(|i| format!("{KEY}{i}")).chain([KEY.to_owned()]);
         hs.control().pin_all(keys, Treatment::near()).expect("room for the pins");
@@ -302,4 +300,11 @@ impl Source {
 #[must_use]
 pub fn fresh<P: Peer>() -> P {
     P::new(LONG)
+}
+
+/// A runtime of two workers.
+#[must_use]
+pub fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().build().expect("a runtime")
 }

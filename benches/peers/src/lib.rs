@@ -4,8 +4,8 @@
 //! gains at least 1.8 from the second thread. A bench goes on until it has five valid runs, or says
 //! that it could not and exits with status 1.
 
+pub mod caches;
 #[path = "../../common/mod.rs"]
 mod common;
-pub mod caches;
 pub mod report;
 pub mod zipf;

@@ -21,8 +21,10 @@ impl Zipf {
 
     /// A number of [0, 1).
     pub fn uniform(&mut self) -> f64 {
-        self.state =
-            self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.state = self
+            .state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         let mixed = (self.state ^ (self.state >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         (mixed >> 11) as f64 / (1_u64 << 53) as f64
     }

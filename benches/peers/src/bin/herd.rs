@@ -8,7 +8,7 @@
 #[path = "../../../common/mod.rs"]
 mod common;
 
-use heatsink_bench_peers::caches::{Foyer, Heat, Moka, Peer, Quick, Source, fresh};
+use heatsink_bench_peers::caches::{Foyer, Heat, Load, Moka, Peer, Quick, Source, fresh, runtime};
 use heatsink_bench_peers::report::{self, Args, Figure, control_scaling};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ fn sleep(time: Duration) -> impl Future<Output = ()> + Send + 'static {
 async fn callers<P: Peer>(
     peer: &P,
     (n, gap): (usize, Duration),
-    load: impl Fn() -> heatsink_bench_peers::caches::Load,
+    load: impl Fn() -> Load,
 ) -> Vec<f64> {
     let begun = Instant::now();
     let mut tasks = Vec::with_capacity(n);
@@ -94,8 +94,7 @@ fn main() -> ExitCode {
     } else {
         Scale { cold: 1_000, expiring: Duration::from_secs(1), down: 200 }
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all();
-    let runtime = { runtime }.build().expect("a runtime");
+    let runtime = runtime();
     report::run(&args, "ratio: over heatsink", || {
         let figures = runtime.block_on(async {
             let mut figures = Vec::new();

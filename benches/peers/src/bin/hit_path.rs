@@ -145,6 +145,7 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     let subjects = Subjects::new().expect("a store in memory and valid options");
-    let (rounds, window) = if args.smoke { (1, Duration::from_millis(1)) } else { (ROUNDS, WINDOW) };
+    let (rounds, window) =
+        if args.smoke { (1, Duration::from_millis(1)) } else { (ROUNDS, WINDOW) };
     report::run(&args, "Mops/s; ratio: over heatsink read_with", || subjects.run(rounds, window))
 }

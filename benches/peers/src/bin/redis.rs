@@ -223,7 +223,11 @@ async fn fill(cluster: &Cluster) {
     }
 }
 
-async fn figures(cluster: &Cluster, mixes: &[(&'static str, f64, bool)], scale: f64) -> Vec<Figure> {
+async fn figures(
+    cluster: &Cluster,
+    mixes: &[(&'static str, f64, bool)],
+    scale: f64,
+) -> Vec<Figure> {
     let (time, short) = (Duration::from_secs_f64(scale), Duration::from_secs_f64(0.4 * scale));
     let mut figures = Vec::new();
     for &mix in mixes {
@@ -232,7 +236,8 @@ async fn figures(cluster: &Cluster, mixes: &[(&'static str, f64, bool)], scale: 
             let mut traffic = Traffic::new(mix, 1);
             let mut row = |what: &str, value: f64| {
                 let over = format!("{}, {}: {what}", mix.0, CLIENTS[0]);
-                figures.push(Figure::new(format!("{}, {name}: {what}", mix.0), 1, value).over(over));
+                figures
+                    .push(Figure::new(format!("{}, {name}: {what}", mix.0), 1, value).over(over));
             };
             let seen = paced(cluster, &client, &mut traffic, (true, time)).await;
             row("hottest master / mean", seen.hottest_over_mean);
@@ -281,7 +286,8 @@ fn main() -> ExitCode {
         eprintln!("redis: unknown mix {unknown}; there are 100, 95, 50 and counters");
         return ExitCode::from(2);
     }
-    let asked = |mix: &&(&str, f64, bool)| args.rest.is_empty() || args.rest.iter().any(|a| a == mix.0);
+    let asked =
+        |mix: &&(&str, f64, bool)| args.rest.is_empty() || args.rest.iter().any(|a| a == mix.0);
     let mixes: Vec<_> = MIXES.iter().filter(asked).copied().collect();
     let cores = cores();
     let (Some(first), Some(last)) = (cores.first(), cores.last()) else { return ExitCode::from(2) };

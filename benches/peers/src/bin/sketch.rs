@@ -84,7 +84,7 @@ fn topk(stream: &Stream) -> Found {
         sketch.insert(key.clone(), 1);
     };
     let (sketch, nanos) = timed(stream, FilteredSpaceSaving::new(COUNTERS), update);
-    let bound = |e: topk::ItemEntry| e.estimated_count() - e.associated_error();
+    let bound = |e: topk::ElementCounter| e.estimated_count() - e.associated_error();
     let sorted = sketch.into_sorted_iter();
     Found { nanos, largest: sorted.map(|(key, e)| (key, Some(bound(e)))).collect() }
 }
@@ -138,7 +138,9 @@ fn figures(stream: &Stream, rounds: usize) -> Vec<Figure> {
     let mut figures = Vec::new();
     for (at, (name, _)) in NAMES.iter().enumerate() {
         let nanos = median(nanos[at].iter().copied());
-        figures.push(Figure::new(format!("{name}: ns an update"), 1, nanos).over("topk: ns an update"));
+        figures.push(
+            Figure::new(format!("{name}: ns an update"), 1, nanos).over("topk: ns an update"),
+        );
     }
     for (at, (name, _)) in NAMES.iter().enumerate() {
         let hits = found[at].iter().take(TOP).filter(|(key, _)| stream.top.contains(key)).count();
@@ -147,7 +149,8 @@ fn figures(stream: &Stream, rounds: usize) -> Vec<Figure> {
             let proven = |(key, bound): &&(String, Option<u64>)| {
                 stream.frequent.contains(key) && bound.is_some_and(|b| b >= stream.line)
             };
-            let share = found[at].iter().filter(proven).count() as f64 / stream.frequent.len() as f64;
+            let share =
+                found[at].iter().filter(proven).count() as f64 / stream.frequent.len() as f64;
             figures.push(Figure::new(format!("{name}: proven"), 1, share));
         }
     }

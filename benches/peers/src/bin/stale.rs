@@ -8,7 +8,7 @@
 mod common;
 
 use heatsink_bench_peers::caches::{
-    Foyer, Heat, KEY, Load, Moka, Peer, Quick, ROOM, Source, fresh,
+    Foyer, Heat, KEY, Load, Moka, Peer, Quick, ROOM, Source, fresh, runtime,
 };
 use heatsink_bench_peers::report::{Args, control_scaling, valid_runs};
 use redis::AsyncConnectionConfig;
@@ -83,9 +83,7 @@ async fn overlapped<P: Peer, F: Future<Output = bool> + Send>(
     possible.then_some((second, third))
 }
 
-async fn later<P: Peer, F: Future<Output = bool> + Send>(
-    meanwhile: impl FnOnce(P) -> F,
-) -> String {
+async fn later<P: Peer, F: Future<Output = bool> + Send>(meanwhile: impl FnOnce(P) -> F) -> String {
     overlapped(meanwhile).await.map_or_else(|| NONE.into(), |(_, third)| third)
 }
 
@@ -281,7 +279,8 @@ async fn client_side() -> Result<String, Box<dyn std::error::Error>> {
     let config = AsyncConnectionConfig::new().set_cache_config(CacheConfig::new());
     let client = redis::Client::open(url)?;
     let mut conn = client.get_multiplexed_async_connection_with_config(&config).await?;
-    let get = redis::cmd("GET").arg(KEY).to_owned();
+    let mut get = redis::cmd("GET");
+    get.arg(KEY);
     let _: String = get.query_async(&mut conn).await?;
     sleep(SETTLE).await;
     let later = get.query_async(&mut conn).await?;
@@ -304,8 +303,7 @@ fn main() -> ExitCode {
     };
     // Loads panic here because a case wants it.
     std::panic::set_hook(Box::new(|_| {}));
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all();
-    let runtime = { runtime }.build().expect("a runtime");
+    let runtime = runtime();
     let (runs, valid) = valid_runs(&args, || (runtime.block_on(run()), control_scaling()));
     // What all runs said; where they differ, everything that was said.
     let answer = |case: usize, peer: usize| {
