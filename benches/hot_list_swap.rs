@@ -11,8 +11,9 @@
 
 mod common;
 
+use common::store::Nothing;
 use common::{MIN_CONTROL, Measured, Row, median, own_work, rate, rows};
-use heatsink::{Heatsink, NearCache, Treatment, blocking, store::MemoryStore};
+use heatsink::{Heatsink, NearCache, Treatment, blocking};
 use std::hint::black_box;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,14 +50,12 @@ struct Taken {
 impl Subjects {
     fn new() -> heatsink::Result<Subjects> {
         let hour = Duration::from_secs(3600);
-        let store = MemoryStore::new(8);
         let keys: Vec<String> = (0..HOT).map(|i| format!("post:{i:04}")).collect();
-        keys.iter().try_for_each(|key| store.put_now(key.as_str(), vec![7u8; 256]))?;
         let near = NearCache::new().fresh(hour).stale(hour);
-        let hs = Heatsink::builder(store).near(near).build()?;
+        let hs = Heatsink::builder(Nothing::holding(256)).near(near).build()?;
         hs.control().pin_all(&keys, Treatment::near())?;
-        let blocking = blocking::Heatsink::from(hs.clone());
-        keys.iter().try_for_each(|key| blocking.get(key).map(drop))?;
+        let reads = blocking::Heatsink::from(hs.clone());
+        keys.iter().try_for_each(|key| reads.get(key).map(drop))?;
         Ok(Subjects { hs, keys })
     }
 

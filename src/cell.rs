@@ -68,7 +68,7 @@ impl Handle {
     }
 
     /// Whether this is what the cell of `key` shows now.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn stands_for(&self, instance: u64, key: &[u8]) -> bool {
         let (of_instance, of_key) = &self.shown.of;
         *of_instance == instance && same(of_key.as_bytes(), key) && !self.is_retired()

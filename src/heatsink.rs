@@ -1,7 +1,7 @@
 //! The handle: what a service calls.
 
 use crate::call::{self, Call, Step, Ticket};
-use crate::cell::Entry;
+use crate::cell::{Entry, Handle as Hot};
 use crate::config::{Builder, Options};
 use crate::control::Control;
 use crate::driver::DriverHandle;
@@ -106,12 +106,11 @@ impl Heatsink {
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         let key = key.as_ref();
         let due = self.observe(1);
-        if due == 0
-            && let Some((kept, now)) = self.0.shared.fresh(key)
-        {
-            let value = Value::hot(kept.handle.clone(), now, Freshness::Fresh);
-            kept.put_back();
-            return Ok(Some(value));
+        if due == 0 {
+            let value = |handle: &Arc<Hot>, now| Value::hot(handle.clone(), now, Freshness::Fresh);
+            if let Some(value) = self.0.shared.fresh(key, &mut Some(value)) {
+                return Ok(Some(value));
+            }
         }
         if let Some(value) = self.hot(key, None, due) {
             return Ok(present(value));
@@ -295,14 +294,11 @@ impl Heatsink {
     pub fn try_read_with<R>(&self, key: impl AsRef<[u8]>, f: impl FnOnce(&[u8]) -> R) -> Option<R> {
         let key = key.as_ref();
         let due = self.observe(1);
-        if due == 0
-            && let Some((kept, _)) = self.0.shared.fresh(key)
-        {
-            let out = f(&kept.handle.entry().bytes);
-            kept.put_back();
+        let mut f = Some(f);
+        if let Some(out) = self.fresh_with(key, due, &mut f) {
             return Some(out);
         }
-        self.peek(key, due, |bytes| bytes.map(f)).flatten()
+        self.peek(key, due, |bytes| Some(f.take()?(bytes?))).flatten()
     }
 
     /// Runs `f` on the bytes under `key`, loading them if needed; `None` when there are none.
@@ -318,14 +314,10 @@ impl Heatsink {
     ) -> Result<Option<R>> {
         let key = key.as_ref();
         let due = self.observe(1);
-        if due == 0
-            && let Some((kept, _)) = self.0.shared.fresh(key)
-        {
-            let out = f(&kept.handle.entry().bytes);
-            kept.put_back();
+        let mut f = Some(f);
+        if let Some(out) = self.fresh_with(key, due, &mut f) {
             return Ok(Some(out));
         }
-        let mut f = Some(f);
         let hit = self.peek(key, due, |bytes| bytes.and_then(|b| f.take().map(|f| f(b))));
         if let Some(out) = hit {
             return Ok(out);
@@ -455,6 +447,19 @@ impl Heatsink {
             self.refresh(&Key::copy(key), From::Store);
         }
         Some(value)
+    }
+
+    /// Runs `f` on the bytes of a fresh value that this thread keeps.
+    #[inline(always)]
+    fn fresh_with<R, F>(&self, key: &[u8], due: u32, f: &mut Option<F>) -> Option<R>
+    where
+        F: FnOnce(&[u8]) -> R,
+    {
+        if due > 0 {
+            return None;
+        }
+        let mut on_bytes = Some(|handle: &Arc<Hot>, _| Some(f.take()?(&handle.entry().bytes)));
+        self.0.shared.fresh(key, &mut on_bytes).flatten()
     }
 
     /// Runs `f` on the cached bytes in place; `f` gets `None` for a cached absence.

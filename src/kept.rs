@@ -11,7 +11,7 @@
 
 use crate::cell::Handle;
 use crate::sync::thread_local;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 /// Sets per thread; a power of two.
@@ -23,7 +23,7 @@ const WAYS: usize = 2;
 /// A larger value is not kept: reading it costs more than finding it.
 pub(crate) const BYTES_MAX: usize = 2048;
 
-type Slot = Cell<Option<Arc<Handle>>>;
+type Slot = RefCell<Option<Arc<Handle>>>;
 
 struct Slots {
     sets: [[Slot; WAYS]; SETS],
@@ -34,46 +34,21 @@ struct Slots {
 thread_local! {
     static KEPT: Slots = const {
         Slots {
-            sets: [const { [const { Cell::new(None) }; WAYS] }; SETS],
+            sets: [const { [const { RefCell::new(None) }; WAYS] }; SETS],
             swept: Cell::new(0),
         }
     };
 }
 
-/// A handle that is out of its slot while it is used: what a caller's closure calls may come here
-/// again.
-pub(crate) struct Kept {
-    pub(crate) handle: Arc<Handle>,
-    set: usize,
-    way: usize,
-}
-
-/// Takes out what is kept of `key`, if it is what `is_it` wants.
-#[inline]
-pub(crate) fn take(key: &[u8], is_it: impl Fn(&Handle) -> bool) -> Option<Kept> {
+/// What `f` makes of what is kept in the set of `key`: it is asked one by one, until it has taken
+/// one. What it calls may come here again; meanwhile the slot stays as it is.
+#[inline(always)]
+pub(crate) fn with<R>(key: &[u8], mut f: impl FnMut(&Arc<Handle>) -> Option<R>) -> Option<R> {
     // A thread that is ending has given its slots back.
-    let kept = KEPT.try_with(|slots| {
-        let set = set_of(key);
-        for (way, slot) in slots.sets[set].iter().enumerate() {
-            if let Some(handle) = slot.take() {
-                if is_it(&handle) {
-                    return Some(Kept { handle, set, way });
-                }
-                slot.set(Some(handle));
-            }
-        }
-        None
+    let taken = KEPT.try_with(|slots| {
+        slots.sets[set_of(key)].iter().find_map(|slot| f(slot.try_borrow().ok()?.as_ref()?))
     });
-    kept.ok().flatten()
-}
-
-impl Kept {
-    /// Back into its slot. Without this, as after a panic, the handle goes.
-    #[inline]
-    pub(crate) fn put_back(self) {
-        let Kept { handle, set, way } = self;
-        let _ = KEPT.try_with(|slots| slots.sets[set][way].set(Some(handle)));
-    }
+    taken.ok().flatten()
 }
 
 /// Keeps `handle`; of its set, the one that came before the others goes.
@@ -81,21 +56,16 @@ pub(crate) fn keep(key: &[u8], handle: Arc<Handle>) {
     let gone = KEPT.try_with(|slots| {
         let mut handle = Some(handle);
         for slot in &slots.sets[set_of(key)] {
-            handle = slot.replace(handle);
+            // In use further up this stack: it stays.
+            let Ok(mut slot) = slot.try_borrow_mut() else { continue };
+            handle = std::mem::replace(&mut *slot, handle);
             if handle.as_ref().is_none_or(|h| h.is_retired()) {
                 break;
             }
         }
         let swept = slots.swept.get();
         slots.swept.set((swept + 1) % SETS);
-        let sweep = |slot: &Slot| {
-            let kept = slot.take()?;
-            if kept.is_retired() {
-                return Some(kept);
-            }
-            slot.set(Some(kept));
-            None
-        };
+        let sweep = |slot: &Slot| slot.try_borrow_mut().ok()?.take_if(|h| h.is_retired());
         (handle, slots.sets[swept].each_ref().map(sweep))
     });
     // What goes may be the last of a user's type, whose drop may come here again.
@@ -104,7 +74,7 @@ pub(crate) fn keep(key: &[u8], handle: Arc<Handle>) {
 
 /// More keys than a set holds take turns; no more depends on it. So a mix of the last bytes is
 /// enough, where keys of one kind differ.
-#[inline]
+#[inline(always)]
 fn set_of(key: &[u8]) -> usize {
     let tail = match (key.last_chunk::<8>(), key.last_chunk::<4>()) {
         (Some(tail), _) => u64::from_le_bytes(*tail),

@@ -7,6 +7,7 @@
     reason = "each bench uses its part; it times the machine"
 )]
 
+pub(crate) mod paths;
 pub(crate) mod store;
 
 use std::cell::Cell;
@@ -97,13 +98,6 @@ pub(crate) fn rate<T>(
     })
 }
 
-/// Allocations of one `op` on this thread, on average.
-pub(crate) fn allocations<T>(op: impl Fn() -> T) -> f64 {
-    let times = |n: u32| (0..n).for_each(|_| drop(black_box(op())));
-    times(1_000);
-    allocation_counter::measure(|| times(10_000)).count_total as f64 / 1e4
-}
-
 /// Millions of operations per second of one row, medians of the rounds.
 pub(crate) struct Row {
     pub(crate) one: f64,
@@ -180,6 +174,12 @@ pub(crate) fn run<M: Measured>(
     missed: &str,
     take: impl Fn(usize, Duration) -> M,
 ) -> ExitCode {
+    // A row that panics would leave its twin waiting at the barrier.
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        hook(panic);
+        std::process::exit(101);
+    }));
     let (mut json, mut smoke) = (false, false);
     for arg in std::env::args().skip(1) {
         match arg.as_str() {
