@@ -59,11 +59,14 @@ impl Subjects {
         Ok(Subjects { hs, keys })
     }
 
-    /// Two swaps: one key leaves, and comes back; the others stay.
-    fn swap(&self) {
-        let last = &self.keys[HOT - 1];
-        assert!(self.hs.control().unpin(last), "it was pinned");
-        self.hs.control().pin(last, Treatment::near()).expect("there is room for it");
+    /// One key leaves, or comes back; the others stay.
+    fn swap(&self, leave: bool) {
+        let (control, last) = (self.hs.control(), &self.keys[HOT - 1]);
+        if leave {
+            assert!(control.unpin(last), "it was pinned");
+        } else {
+            control.pin(last, Treatment::near()).expect("there is room for it");
+        }
     }
 
     fn take(&self, beside: Beside, window: Duration) -> Taken {
@@ -77,17 +80,20 @@ impl Subjects {
                     match beside {
                         Beside::Nothing => {}
                         Beside::Swaps => {
-                            self.swap();
-                            swaps += 2;
+                            self.swap(swaps % 2 == 0);
+                            swaps += 1;
                         }
-                        // About as long as two swaps take.
+                        // About as long as a swap takes.
                         Beside::OtherWork => {
-                            while begun.elapsed() < Duration::from_micros(800) {
+                            while begun.elapsed() < Duration::from_micros(400) {
                                 black_box(own_work());
                             }
                         }
                     }
                     std::thread::sleep(PAUSE.saturating_sub(begun.elapsed()));
+                }
+                if swaps % 2 == 1 {
+                    self.swap(false);
                 }
                 swaps
             });

@@ -494,16 +494,17 @@ impl Heatsink {
         due: u32,
     ) -> BoxFuture<'static, Result<Value>> {
         let (this, hash, key) = (self.clone(), self.0.shared.hash(key), Key::copy(key));
-        let runtime = self.0.shared.runtime.clone();
         let refused =
             if from.is_loader() { None } else { salt::refused(&self.0.shared, &key, "sum") };
         if let Some(error) = refused {
             return Box::pin(std::future::ready(Err(error)));
         }
         let from = from.of(read.tenant);
-        Box::pin(within(runtime, read.deadline, async move {
-            this.join_or_lead((hash, key), read.max_age, from, due).await
-        }))
+        let load = async move { this.join_or_lead((hash, key), read.max_age, from, due).await };
+        match read.deadline {
+            None => Box::pin(load),
+            deadline => Box::pin(within(self.0.shared.runtime.clone(), deadline, load)),
+        }
     }
 
     pub(crate) async fn join_or_lead(
