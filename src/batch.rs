@@ -139,7 +139,7 @@ fn job(mut ticket: Ticket) -> BoxFuture<'static, ()> {
 
 /// One `add` of the store, its panic and its silence turned into errors of unknown outcome.
 async fn send(shared: &Arc<Shared>, cell: &Arc<Cell>, amount: i64, adds: u64) -> Result<()> {
-    shared.admit(cell.hash, &cell.key, None)?;
+    shared.admit(|| cell.hash, &cell.key, None)?;
     let answer = match &shared.salted {
         Some(salted) => salted.add(shared, cell, (amount, adds)).await,
         None => {

@@ -79,6 +79,15 @@ impl Heatsink {
         block_on(self.0.get_many(keys))
     }
 
+    /// See [`crate::Heatsink::get_many_with`].
+    pub fn get_many_with<K: AsRef<[u8]>>(
+        &self,
+        keys: impl IntoIterator<Item = K>,
+        read: Read,
+    ) -> Vec<Result<Option<Value>>> {
+        block_on(self.0.get_many_with(keys, read))
+    }
+
     /// See [`crate::Heatsink::load`]; the loader may block.
     ///
     /// # Errors

@@ -282,9 +282,24 @@ impl Call {
         }
     }
 
-    /// Runs the load of `ticket` from the store.
-    pub(crate) fn lead_from_store(&mut self, ticket: Ticket) {
-        self.job = Some(From::Store.job(&self.shared, ticket));
+    /// The ticket, if the caller's own budgets allow a load; else leaves, and hands the lead on to
+    /// whoever waits: nobody is refused for another's budget.
+    ///
+    /// # Errors
+    /// The refusal, for the caller.
+    pub(crate) fn admit(&mut self, from: &From, ticket: Ticket) -> Result<Ticket> {
+        let refused = match from.admit(&self.shared, &self.key) {
+            Ok(()) => return Ok(ticket),
+            Err(refused) => refused.with_key(&self.key),
+        };
+        self.leave();
+        drop(ticket);
+        Err(refused)
+    }
+
+    fn leave(&mut self) {
+        self.finished = true;
+        self.shared.leave(self.hash, &self.key, self.id);
     }
 
     /// Gives this caller the load to run.
@@ -349,7 +364,7 @@ impl Drop for Call {
             };
             return call.detach();
         }
-        self.shared.leave(self.hash, &self.key, self.id);
+        self.leave();
         drop(job);
     }
 }

@@ -1,6 +1,6 @@
 //! The handle: what a service calls.
 
-use crate::call::{self, Call, Step, Ticket};
+use crate::call::{self, Call, Step};
 use crate::cell::{Entry, Handle as Hot};
 use crate::config::{Builder, Options};
 use crate::control::Control;
@@ -9,7 +9,7 @@ use crate::engine::data::near::Freshness;
 use crate::error::{Error, Result};
 use crate::explain::Explanation;
 use crate::key::Key;
-use crate::read::{From, JoinAll, Loadable, Read, within};
+use crate::read::{From, Loadable, Read, within};
 use crate::runtime::{BoxFuture, Runtime};
 use crate::salt;
 use crate::sample::Seen;
@@ -130,76 +130,6 @@ impl Heatsink {
             return Ok(present(value));
         }
         self.read(key, read, From::Store, due).await.map(present)
-    }
-
-    /// The values under `keys`, one result per key, in their order.
-    ///
-    /// # Cost
-    /// Store operations: one `get_many` for the keys that nobody is loading already.
-    ///
-    /// # Cancel safety
-    /// As [`get`](Heatsink::get).
-    ///
-    /// # Errors
-    /// Per key: a failing shard fails its own keys only.
-    pub async fn get_many<K: AsRef<[u8]>>(
-        &self,
-        keys: impl IntoIterator<Item = K>,
-    ) -> Vec<Result<Option<Value>>> {
-        let shared = &self.0.shared;
-        let mut all = JoinAll::new();
-        let mut tickets = Vec::new();
-        let mut leader = None;
-        for key in keys {
-            let key = key.as_ref();
-            let due = self.observe(1);
-            if let Some(value) = self.hot(key, None, due) {
-                all.ready(Ok(value));
-                continue;
-            }
-            let (hash, key) = (shared.hash(key), Key::copy(key));
-            let begun = if let Some(error) = salt::refused(shared, &key, "sum") {
-                Err(error)
-            } else if Shared::untracked(&key) {
-                Ok(Begin::Bypass)
-            } else {
-                shared.begin(hash, &key, None, false)
-            };
-            if let Ok(begun) = &begun {
-                self.sampled(due, &key, begun.seen());
-            }
-            match begun {
-                Err(error) => all.ready(Err(error)),
-                Ok(Begin::Hit(value, due)) => {
-                    all.ready(Ok(value));
-                    if due {
-                        self.refresh(&key, From::Store);
-                    }
-                }
-                Ok(Begin::Bypass) => all.alone(self.alone(key, From::Store)),
-                Ok(Begin::Wait(waiter, id, ticket)) => {
-                    let at = all.wait(Call::new(shared.clone(), (hash, key), waiter, id));
-                    if let Some(ticket) = ticket {
-                        leader.get_or_insert(at);
-                        tickets.push(ticket);
-                    }
-                }
-            }
-        }
-        if let Some(leader) = leader {
-            all.run(leader, self.batch(tickets));
-        }
-        all.await.into_iter().map(|r| r.map(present)).collect()
-    }
-
-    fn batch(&self, tickets: Vec<Ticket>) -> BoxFuture<'static, ()> {
-        let keys: Vec<Key> = tickets.iter().map(|t| t.key().clone()).collect();
-        let shared = self.0.shared.clone();
-        let load = Box::pin(async move {
-            let all = shared.load_many(keys).await;
-            all.into_iter().map(|r| r.map(Loaded::from_store)).collect()
-        });
-        call::batch_job(&self.0.shared, tickets, load)
     }
 
     /// The value of `key` as `loader` brings it: a SQL query, a gRPC call, an `HGETALL`. Callers
@@ -441,7 +371,7 @@ impl Heatsink {
     /// The cached value, for callers whose values the store can load again. Not inlined, so that
     /// what a fresh hit runs stays short.
     #[inline(never)]
-    fn hot(&self, key: &[u8], max_age: Option<Duration>, due: u32) -> Option<Value> {
+    pub(crate) fn hot(&self, key: &[u8], max_age: Option<Duration>, due: u32) -> Option<Value> {
         let (value, stale) = self.cached(key, max_age, due, false)?;
         if stale {
             self.refresh(&Key::copy(key), From::Store);
@@ -536,7 +466,10 @@ impl Heatsink {
                     if let Some(ticket) = next.take()
                         && let Some(from) = from.take()
                     {
-                        call.run(from.job(shared, ticket));
+                        match call.admit(&from, ticket) {
+                            Ok(ticket) => call.run(from.job(shared, ticket)),
+                            Err(refused) => return call.value(Err(refused), max_age),
+                        }
                     }
                     match (&mut call).await {
                         Step::Done(outcome) => return call.value(outcome, max_age),
@@ -548,35 +481,38 @@ impl Heatsink {
     }
 
     /// A load for this caller only: its key is too long to be tracked, or a table is full.
-    fn alone(&self, key: Key, from: From) -> BoxFuture<'static, Result<Value>> {
+    pub(crate) fn alone(&self, key: Key, from: From) -> BoxFuture<'static, Result<Value>> {
         let shared = self.0.shared.clone();
         Box::pin(async move {
             let started = shared.clock.now();
-            let load = from.load(&shared, key.clone(), false);
-            let loaded = call::catch(load).await.and_then(|r| r);
-            let loaded = loaded.map_err(|e| e.with_key(&key))?;
+            let load = async {
+                from.admit(&shared, &key)?;
+                call::catch(from.load(&shared, key.clone(), false)).await.and_then(|r| r)
+            };
+            let loaded = load.await.map_err(|e| e.with_key(&key))?;
             let entry = Arc::new(shared.entry(loaded, 0, started, 0));
             Ok(Value::loaded(entry, shared.clock.now()))
         })
     }
 
     /// Starts the load of a stale value in the background.
-    fn refresh(&self, key: &Key, from: From) {
+    pub(crate) fn refresh(&self, key: &Key, from: From) {
         let shared = &self.0.shared;
         let hash = shared.hash(key);
         if let Some((waiter, id, ticket)) = shared.begin_refresh(hash, key) {
             let mut call = Call::new(shared.clone(), (hash, key.clone()), waiter, id);
-            call.run(from.job(shared, ticket));
-            call.detach();
-        } else {
-            // A load runs already, or there is no room: the claim goes back.
-            shared.pause_refresh(hash, key, shared.clock.now());
+            if let Ok(ticket) = call.admit(&from, ticket) {
+                call.run(from.job(shared, ticket));
+                return call.detach();
+            }
         }
+        // A load runs already, or there is no room or no budget: the claim goes back.
+        shared.pause_refresh(hash, key, shared.clock.now());
     }
 }
 
 /// The value, unless it stands for "there is none".
-fn present(value: Value) -> Option<Value> {
+pub(crate) fn present(value: Value) -> Option<Value> {
     (!value.entry().absent).then_some(value)
 }
 

@@ -59,6 +59,7 @@ mod hotlist;
 mod kept;
 pub mod key;
 mod lanes;
+mod many;
 mod names;
 mod read;
 mod registry;

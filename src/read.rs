@@ -1,6 +1,6 @@
 //! How a value is read: a caller's limits, where the value comes from, waiting for several.
 
-use crate::call::{self, Call, Step, Ticket};
+use crate::call::{self, Ticket};
 use crate::error::{Error, ErrorKind, Result, Retry};
 use crate::key::Key;
 use crate::runtime::{BoxFuture, Runtime};
@@ -12,9 +12,9 @@ use bytes::Bytes;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::num::NonZeroU32;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 
 /// What a caller accepts.
@@ -190,7 +190,7 @@ impl Loaded {
     }
 
     /// From a read that did not ask for the expiry.
-    fn uncached(stored: Option<Stored>) -> Loaded {
+    pub(crate) fn uncached(stored: Option<Stored>) -> Loaded {
         Loaded { uncached: true, ..Loaded::from_store(stored) }
     }
 }
@@ -227,25 +227,14 @@ impl From {
         }
     }
 
-    /// The load itself, once the budgets have admitted it. `cached`: its value may be cached.
-    pub(crate) fn load(
-        self,
-        shared: &Arc<Shared>,
-        key: Key,
-        cached: bool,
-    ) -> BoxFuture<'static, Result<Loaded>> {
-        if !shared.shed.is_on() {
-            return self.ask(shared, key, cached);
-        }
-        let shared = shared.clone();
-        Box::pin(async move {
-            let tenant = if let From::For(tenant, _) = &self { Some(*tenant) } else { None };
-            shared.admit(shared.hash(&key), &key, tenant)?;
-            self.ask(&shared, key, cached).await
-        })
+    /// Asks the budgets of the caller whether it may cost the store a load.
+    pub(crate) fn admit(&self, shared: &Shared, key: &[u8]) -> Result<()> {
+        let tenant = if let From::For(tenant, _) = self { Some(*tenant) } else { None };
+        shared.admit(|| shared.hash(key), key, tenant)
     }
 
-    fn ask(
+    /// The load itself, once it is admitted. `cached`: its value may be cached.
+    pub(crate) fn load(
         self,
         shared: &Arc<Shared>,
         key: Key,
@@ -259,19 +248,17 @@ impl From {
             // Inside the future, so that a panic of the closure itself is caught too.
             From::Loader(load) => Box::pin(async move { load().await }),
             From::Store => Box::pin(async move { store.get(key).await.map(Loaded::from_store) }),
-            From::For(_, from) => from.ask(shared, key, cached),
+            From::For(_, from) => from.load(shared, key, cached),
         }
     }
 
-    /// The load as one that ends a flight.
+    /// The load as one that ends a flight; admitted, as above.
     pub(crate) fn job(self, shared: &Arc<Shared>, ticket: Ticket) -> BoxFuture<'static, ()> {
         // A key that turns hot meanwhile has its value cached by the next load.
         // A value that may be frozen must know its expiry too.
         let cached = shared.is_hot(ticket.hash(), ticket.key()) || shared.shed.frozen.is_some();
         let key = ticket.key().clone();
-        if let From::Store = self
-            && !shared.shed.is_on()
-        {
+        if let From::Store = self {
             // The usual load, without a box around the store's own.
             let store = shared.store.clone();
             return if !cached && store.capability().uncached {
@@ -298,91 +285,15 @@ pub(crate) async fn within<T>(
         if let Poll::Ready(out) = work.as_mut().poll(cx) {
             return Poll::Ready(out);
         }
-        sleep.as_mut().poll(cx).map(|()| {
-            let text = format!("the caller's deadline of {deadline:?} passed");
-            Err(Error::not_applied(ErrorKind::Deadline, text))
-        })
+        sleep.as_mut().poll(cx).map(|()| Err(too_late(deadline)))
     })
     .await
 }
 
-/// Waits for several keys; results stand in the order in which they were added.
-pub(crate) struct JoinAll {
-    slots: Vec<Slot>,
-}
-
-enum Slot {
-    Ready(Option<Result<Value>>),
-    Wait(Box<Call>),
-    Alone(BoxFuture<'static, Result<Value>>),
-}
-
-impl JoinAll {
-    pub(crate) fn new() -> JoinAll {
-        JoinAll { slots: Vec::new() }
-    }
-
-    pub(crate) fn ready(&mut self, result: Result<Value>) {
-        self.slots.push(Slot::Ready(Some(result)));
-    }
-
-    pub(crate) fn alone(&mut self, load: BoxFuture<'static, Result<Value>>) {
-        self.slots.push(Slot::Alone(load));
-    }
-
-    /// Adds a wait; its place.
-    pub(crate) fn wait(&mut self, call: Call) -> usize {
-        self.slots.push(Slot::Wait(Box::new(call)));
-        self.slots.len() - 1
-    }
-
-    /// Gives the wait at `at` the load to run.
-    pub(crate) fn run(&mut self, at: usize, job: BoxFuture<'static, ()>) {
-        if let Some(Slot::Wait(call)) = self.slots.get_mut(at) {
-            call.run(job);
-        }
-    }
-}
-
-impl Slot {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        loop {
-            let result = match self {
-                Slot::Ready(_) => return Poll::Ready(()),
-                Slot::Alone(load) => match load.as_mut().poll(cx) {
-                    Poll::Pending => return Poll::Pending,
-                    Poll::Ready(result) => result,
-                },
-                Slot::Wait(call) => match Pin::new(&mut **call).poll(cx) {
-                    Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Step::Done(outcome)) => call.value(outcome, None),
-                    Poll::Ready(Step::Lead(ticket)) => {
-                        call.lead_from_store(ticket);
-                        continue;
-                    }
-                },
-            };
-            *self = Slot::Ready(Some(result));
-        }
-    }
-}
-
-impl Future for JoinAll {
-    type Output = Vec<Result<Value>>;
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut all = true;
-        for slot in &mut self.slots {
-            all &= slot.poll(cx).is_ready();
-        }
-        if !all {
-            return Poll::Pending;
-        }
-        let take = |slot: &mut Slot| match slot {
-            Slot::Ready(result) => result.take(),
-            _ => None,
-        };
-        Poll::Ready(self.slots.iter_mut().filter_map(take).collect())
-    }
+/// The caller's deadline has passed.
+pub(crate) fn too_late(deadline: Duration) -> Error {
+    let text = format!("the caller's deadline of {deadline:?} passed");
+    Error::not_applied(ErrorKind::Deadline, text)
 }
 
 impl fmt::Debug for From {

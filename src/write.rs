@@ -122,7 +122,7 @@ impl Heatsink {
         }
         self.sampled(self.observe(cost), key, Seen::Write);
         // Before it is announced: a refused write voids nothing.
-        self.shared().admit(self.shared().hash(key), key, tenant)?;
+        self.shared().admit(|| self.shared().hash(key), key, tenant)?;
         let guard = self.announce(key.clone());
         let store = self.shared().store.clone();
         let answer = call::catch(send(store, key.clone())).await;

@@ -69,6 +69,58 @@ fn a_value_whose_load_did_not_ask_for_its_expiry_is_not_shown_beyond_it() {
 }
 
 #[test]
+fn a_batch_asks_for_expiries_when_a_value_of_it_may_be_cached_only() {
+    let rig = Rig::slow(1, 10 * MS);
+    for key in ["k", "l", "m"] {
+        rig.rt.block_on(rig.hs.put_with(key, "v", Put::ttl(300 * MS))).unwrap();
+    }
+    let lives = |keys: [&'static str; 2]| {
+        let all = rig.rt.block_on(rig.hs.get_many(keys));
+        let known = all.into_iter().map(|one| one.unwrap().unwrap().ttl_left().is_some());
+        known.collect::<Vec<_>>()
+    };
+    assert_eq!(lives(["l", "m"]), [false, false]);
+    // "k" is hot.
+    assert_eq!(lives(["l", "k"]), [true, true]);
+    assert!(rig.hs.try_read_with("k", |_| ()).is_some());
+}
+
+#[test]
+fn a_batch_whose_deadline_passes_brings_what_has_come_by_then() {
+    let rig = Rig::slow(1, 80 * MS);
+    for key in ["k", "l"] {
+        rig.rt.block_on(rig.hs.put(key, "v")).unwrap();
+    }
+    assert_eq!(bytes_of(rig.rt.block_on(rig.hs.get("k"))), "v");
+    let late = rig.spawn({
+        let hs = rig.hs.clone();
+        async move {
+            let all = hs.get_many_with(["l", "k"], Read::new().deadline(50 * MS)).await;
+            all.into_iter().map(|one| one.map(|v| v.is_some()).map_err(|e| e.kind())).collect()
+        }
+    });
+    rig.rt.run_for(60 * MS);
+    let late: Vec<Result<bool, ErrorKind>> = late.take();
+    assert_eq!(late, [Err(ErrorKind::Deadline), Ok(true)]);
+    rig.rt.run_for(60 * MS);
+    assert_eq!(rig.hs.stats().keys_under_way, 0, "the load went on");
+}
+
+#[test]
+fn a_batch_accepts_no_value_older_than_its_caller_does() {
+    let rig = Rig::slow(1, 10 * MS);
+    rig.rt.block_on(rig.hs.put("k", "old")).unwrap();
+    assert_eq!(bytes_of(rig.rt.block_on(rig.hs.get("k"))), "old");
+    // Behind the back of the instance.
+    rig.rt
+        .block_on(heatsink::store::Store::put(&rig.store, &"k".into(), "new".into(), None))
+        .unwrap();
+    let many = |read| bytes_of(rig.rt.block_on(rig.hs.get_many_with(["k"], read)).remove(0));
+    assert_eq!(many(Read::new()), "old");
+    assert_eq!(many(Read::latest()), "new");
+}
+
+#[test]
 fn c2_nor_by_the_writer() {
     let rig = Rig::new(1);
     let hs = rig.hs.clone();

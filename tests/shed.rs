@@ -203,9 +203,49 @@ fn a_tenant_that_is_named_per_call_has_precedence() {
         assert_eq!(e.kind(), ErrorKind::Shed);
         hs.get("acme:3").await.unwrap();
         assert!(hs.get("acme:4").await.is_err());
+        let many = hs.get_many_with(["acme:7", "acme:8"], Read::new().tenant("batch")).await;
+        assert_eq!(many.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, false]);
         hs.put_with("acme:5", "x", Put::new().tenant("other")).await.unwrap();
         assert!(hs.put_with("acme:6", "x", Put::new().tenant("other")).await.is_err());
     });
+}
+
+#[test]
+fn nobody_is_refused_for_the_budget_of_whoever_else_waits() {
+    let rt = SimRuntime::new(1);
+    let doomed = SimRuntime::with_clock(2, rt.clock());
+    let store = MemoryStore::builder().shards(4).latency(80 * MS).runtime(rt.clone()).build();
+    let hs = Heatsink::builder(store)
+        .runtime(doomed.clone())
+        .admission(Admission::new().per_tenant(Budget::per_sec(1).burst(1)))
+        .build()
+        .unwrap();
+    let get = |tenant: &'static str, key: &'static str| {
+        let (hs, said) = (hs.clone(), Arc::new(std::sync::OnceLock::new()));
+        let out = said.clone();
+        let call = async move {
+            let got = hs.get_with(key, Read::new().tenant(tenant)).await;
+            out.set(got.map(drop).map_err(|e| e.kind())).unwrap();
+        };
+        (call, said)
+    };
+    let (spent, said) = get("poor", "other");
+    rt.block_on(spent);
+    assert_eq!(said.get(), Some(&Ok(())));
+    // The leader's runtime dies; of those who wait the first has no budget left, the second has.
+    doomed.spawn(get("leader", "k").0);
+    while doomed.step() {}
+    let ((poor, poor_said), (rich, rich_said)) = (get("poor", "k"), get("rich", "k"));
+    rt.spawn(poor);
+    while rt.step() {}
+    rt.spawn(rich);
+    rt.run_for(10 * MS);
+    assert!(poor_said.get().is_none() && rich_said.get().is_none());
+    doomed.shutdown();
+    rt.run_for(200 * MS);
+    assert_eq!(poor_said.get(), Some(&Err(ErrorKind::Shed)));
+    assert_eq!(rich_said.get(), Some(&Ok(())));
+    assert_eq!(hs.stats().keys_under_way, 0);
 }
 
 #[test]

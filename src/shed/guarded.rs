@@ -21,6 +21,13 @@ impl DynStore for Guard {
         self.call_many(keys, Arc::new(|store, keys| store.get_many(keys)))
     }
 
+    fn get_many_uncached(
+        self: Arc<Self>,
+        keys: Vec<Key>,
+    ) -> BoxFuture<'static, Vec<Result<Option<Stored>>>> {
+        self.call_many(keys, Arc::new(|store, keys| store.get_many_uncached(keys)))
+    }
+
     fn put(
         self: Arc<Self>,
         key: Key,

@@ -24,11 +24,9 @@ use crate::engine::control::steering::Steering;
 use crate::engine::data::admit::{self, Ask, Budget, Refused, Set};
 use crate::error::{Error, ErrorKind, Result, Retry};
 use crate::heatsink::Heatsink;
-use crate::key::Key;
 use crate::names;
 use crate::runtime::Clock;
 use crate::shared::Shared;
-use crate::store::Stored;
 use crate::sync::Mutex;
 use crate::value::Value;
 use arc_swap::ArcSwap;
@@ -195,38 +193,18 @@ impl Admit {
 
 impl Shared {
     /// Asks the budgets whether a call for `key` may cost the store an operation, and charges them.
-    pub(crate) fn admit(&self, hash: u64, key: &[u8], tenant: Option<Tenant>) -> Result<()> {
+    pub(crate) fn admit(
+        &self,
+        hash: impl FnOnce() -> u64,
+        key: &[u8],
+        tenant: Option<Tenant>,
+    ) -> Result<()> {
         let Some(admission) = &self.shed.admission else { return Ok(()) };
         // What heatsink stores beside a key is that key's.
         let of = names::user_key(key);
-        let id = if of.len() == key.len() { hash } else { self.hash(of) };
+        let id = if of.len() == key.len() { hash() } else { self.hash(of) };
         let tenant = tenant.or_else(|| admission.options.tenant(of));
         admission.check(&self.clock, (id, of), tenant.map(Tenant::id))
-    }
-
-    /// One `get_many` for those of `keys` that the budgets admit.
-    pub(crate) async fn load_many(&self, keys: Vec<Key>) -> Vec<Result<Option<Stored>>> {
-        if !self.shed.is_on() {
-            return self.store.clone().get_many(keys).await;
-        }
-        let asked: Vec<Result<()>> =
-            keys.iter().map(|key| self.admit(self.hash(key), key, None)).collect();
-        let admitted = keys.into_iter().zip(&asked).filter(|(_, asked)| asked.is_ok());
-        let admitted: Vec<Key> = admitted.map(|(key, _)| key).collect();
-        let mut answers = if admitted.is_empty() {
-            Vec::new()
-        } else {
-            self.store.clone().get_many(admitted).await
-        }
-        .into_iter();
-        let missing = "the store answered fewer keys than it was asked for";
-        let answer = |asked: Result<()>| {
-            asked.and_then(|()| {
-                let answer = answers.next();
-                answer.unwrap_or_else(|| Err(Error::not_applied(ErrorKind::Store, missing)))
-            })
-        };
-        asked.into_iter().map(answer).collect()
     }
 
     /// The last known value in place of an error of overload, where that is allowed and there is
@@ -291,7 +269,7 @@ impl Heatsink {
     /// ```
     pub fn admit(&self, key: impl AsRef<[u8]>) -> Result<()> {
         let key = key.as_ref();
-        self.shared().admit(self.shared().hash(key), key, None)
+        self.shared().admit(|| self.shared().hash(key), key, None)
     }
 
     /// Like [`admit`](Heatsink::admit), for a tenant that the caller names.
@@ -301,7 +279,7 @@ impl Heatsink {
     pub fn admit_for(&self, key: impl AsRef<[u8]>, tenant: impl AsRef<[u8]>) -> Result<()> {
         let key = key.as_ref();
         let tenant = Tenant::named(tenant.as_ref());
-        self.shared().admit(self.shared().hash(key), key, Some(tenant))
+        self.shared().admit(|| self.shared().hash(key), key, Some(tenant))
     }
 
     /// Plain numbers about what was shed.

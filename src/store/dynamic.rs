@@ -15,6 +15,10 @@ pub(crate) trait DynStore: Send + Sync + 'static {
     fn get_uncached(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Option<Stored>>>;
     fn get_many(self: Arc<Self>, keys: Vec<Key>)
     -> BoxFuture<'static, Vec<Result<Option<Stored>>>>;
+    fn get_many_uncached(
+        self: Arc<Self>,
+        keys: Vec<Key>,
+    ) -> BoxFuture<'static, Vec<Result<Option<Stored>>>>;
     fn put(
         self: Arc<Self>,
         key: Key,
@@ -73,6 +77,13 @@ impl<S: Store> DynStore for S {
         keys: Vec<Key>,
     ) -> BoxFuture<'static, Vec<Result<Option<Stored>>>> {
         Box::pin(async move { Store::get_many(&*self, &keys).await })
+    }
+
+    fn get_many_uncached(
+        self: Arc<Self>,
+        keys: Vec<Key>,
+    ) -> BoxFuture<'static, Vec<Result<Option<Stored>>>> {
+        Box::pin(async move { Store::get_many_uncached(&*self, &keys).await })
     }
 
     fn put(

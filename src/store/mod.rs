@@ -116,7 +116,8 @@ pub struct Capability {
     pub ttl: bool,
     /// [`Stored::version`] is filled.
     pub version: bool,
-    /// [`Store::get_uncached`] costs less than [`Store::get`].
+    /// [`Store::get_uncached`] and [`Store::get_many_uncached`] cost less than [`Store::get`] and
+    /// [`Store::get_many`].
     pub uncached: bool,
 }
 
@@ -198,6 +199,18 @@ pub trait Store: Send + Sync + 'static {
     /// As `get`.
     fn get_uncached(&self, key: &Key) -> impl Future<Output = Result<Option<Stored>>> + Send {
         self.get(key)
+    }
+
+    /// Like [`get_many`](Store::get_many), for values that will not be cached; see
+    /// [`get_uncached`](Store::get_uncached). Default: as `get_many`.
+    ///
+    /// # Errors
+    /// As `get_many`.
+    fn get_many_uncached(
+        &self,
+        keys: &[Key],
+    ) -> impl Future<Output = Vec<Result<Option<Stored>>>> + Send {
+        self.get_many(keys)
     }
 
     /// Sets `key` to `value`, to expire after `ttl` if there is one. The latest put wins.

@@ -370,6 +370,14 @@ impl MemoryStore {
     }
 }
 
+impl MemoryStore {
+    /// Without what a store that named `uncached` may leave out.
+    fn brief(&self, stored: Stored) -> Stored {
+        let brief = self.inner.options.capability.uncached;
+        Stored { ttl_left: stored.ttl_left.filter(|_| !brief), ..stored }
+    }
+}
+
 impl Store for MemoryStore {
     fn capability(&self) -> Capability {
         self.inner.options.capability
@@ -382,9 +390,12 @@ impl Store for MemoryStore {
 
     async fn get_uncached(&self, key: &Key) -> Result<Option<Stored>> {
         let stored = self.get(key).await?;
-        // What a store that named it may leave out.
-        let brief = self.capability().uncached;
-        Ok(stored.map(|s| Stored { ttl_left: s.ttl_left.filter(|_| !brief), ..s }))
+        Ok(stored.map(|s| self.brief(s)))
+    }
+
+    async fn get_many_uncached(&self, keys: &[Key]) -> Vec<Result<Option<Stored>>> {
+        let all = self.get_many(keys).await;
+        all.into_iter().map(|one| one.map(|found| found.map(|s| self.brief(s)))).collect()
     }
 
     async fn get_many(&self, keys: &[Key]) -> Vec<Result<Option<Stored>>> {

@@ -22,6 +22,7 @@ mod answer;
 mod builder;
 mod hedge;
 mod node;
+mod reply;
 mod route;
 mod router;
 mod scripts;
@@ -38,6 +39,7 @@ use crate::key::{self, Key};
 use bytes::Bytes;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, Value};
+use reply::{bare, checked, list, once, text, total, units, value, yes};
 use route::{Route, Units};
 use scripts::{Script, Scripts};
 use std::fmt;
@@ -243,6 +245,17 @@ impl RedisStore {
         reply.and_then(bare).map_err(|e| e.with_key(key))
     }
 
+    async fn read_many(&self, keys: &[Key], ttl: bool) -> Vec<Result<Option<Stored>>> {
+        let read = |key: &Key, into: &mut Vec<Cmd>| {
+            into.extend(self.read_cmds(key, ttl).cmd_iter().cloned());
+        };
+        let replies = self.batch(keys, false, if ttl { 2 } else { 1 }, read).await;
+        let one = |(key, got): (&Key, Result<Vec<Value>>)| {
+            got.and_then(value).map_err(|e| e.with_key(key))
+        };
+        keys.iter().zip(replies).map(one).collect()
+    }
+
     fn kept(&self) -> (String, String) {
         let options = &self.inner.options;
         (px(options.ids_kept).to_string(), options.ids_max.to_string())
@@ -264,36 +277,6 @@ impl RedisStore {
     }
 }
 
-/// A reply that is no error.
-fn checked(reply: Value) -> Result<Value> {
-    match reply {
-        Value::ServerError(e) => Err(answer::refused(&e)),
-        reply => Ok(reply),
-    }
-}
-
-/// The value in the reply to GET.
-fn bare(reply: Value) -> Result<Option<Stored>> {
-    match checked(reply)? {
-        Value::BulkString(bytes) => Ok(Some(scripts::stored(bytes, None))),
-        Value::Nil => Ok(None),
-        _ => Err(answer::unexpected(false)),
-    }
-}
-
-/// The value in the replies to GET and PTTL.
-fn value(replies: Vec<Value>) -> Result<Option<Stored>> {
-    let mut replies = replies.into_iter();
-    let Some(stored) = replies.next().map(bare).transpose()?.flatten() else { return Ok(None) };
-    let ttl_left = match replies.next().map(checked).transpose()? {
-        Some(Value::Int(ms @ 0..)) => Some(Duration::from_millis(ms.unsigned_abs())),
-        // It expired in between.
-        Some(Value::Int(-2)) => Some(Duration::ZERO),
-        _ => None,
-    };
-    Ok(Some(Stored { ttl_left, ..stored }))
-}
-
 /// A TTL in the server's milliseconds: never early, never zero.
 fn px(ttl: Duration) -> u64 {
     let ms = ttl.as_nanos().div_ceil(1_000_000).clamp(1, TTL_MS_MAX);
@@ -302,50 +285,6 @@ fn px(ttl: Duration) -> u64 {
 
 fn px_arg(ttl: Option<Duration>) -> String {
     ttl.map_or_else(String::new, |ttl| px(ttl).to_string())
-}
-
-fn int(reply: &Value) -> Option<i64> {
-    match reply {
-        Value::Int(n) => Some(*n),
-        Value::BulkString(digits) => std::str::from_utf8(digits).ok()?.parse().ok(),
-        Value::SimpleString(digits) => digits.parse().ok(),
-        _ => None,
-    }
-}
-
-fn yes(reply: &Value) -> Result<bool> {
-    int(reply).map(|n| n != 0).ok_or_else(|| answer::unexpected(true))
-}
-
-fn total(reply: &Value) -> Result<i64> {
-    int(reply).ok_or_else(|| answer::unexpected(true))
-}
-
-fn list(reply: &Value) -> &[Value] {
-    if let Value::Array(items) = reply { items } else { &[] }
-}
-
-fn text(reply: &Value) -> Option<&str> {
-    if let Value::BulkString(bytes) = reply { std::str::from_utf8(bytes).ok() } else { None }
-}
-
-fn units(reply: &Value) -> Result<u64> {
-    text(reply).and_then(|n| n.parse().ok()).ok_or_else(|| answer::unexpected(true))
-}
-
-fn once(reply: &Value) -> Result<Once> {
-    let word = |v: &Value| match v {
-        Value::BulkString(b) => String::from_utf8_lossy(b).into_owned(),
-        _ => String::new(),
-    };
-    match (list(reply), word(reply).as_str()) {
-        ([now, left], _) if word(now) == "now" => Ok(Once::Applied(total(left)?)),
-        ([was], _) if word(was) == "applied" => Ok(Once::Duplicate),
-        ([was], _) if word(was) == "poisoned" => Ok(Once::Poisoned),
-        (_, "applied") => Ok(Once::Duplicate),
-        (_, "poisoned") => Ok(Once::Poisoned),
-        _ => Err(answer::unexpected(true)),
-    }
 }
 
 impl Store for RedisStore {
@@ -376,15 +315,11 @@ impl Store for RedisStore {
     }
 
     async fn get_many(&self, keys: &[Key]) -> Vec<Result<Option<Stored>>> {
-        let each = if self.inner.options.ttl { 2 } else { 1 };
-        let read = |key: &Key, into: &mut Vec<Cmd>| {
-            into.extend(self.read_cmds(key, each == 2).cmd_iter().cloned());
-        };
-        let replies = self.batch(keys, false, each, read).await;
-        let one = |(key, got): (&Key, Result<Vec<Value>>)| {
-            got.and_then(value).map_err(|e| e.with_key(key))
-        };
-        keys.iter().zip(replies).map(one).collect()
+        self.read_many(keys, self.inner.options.ttl).await
+    }
+
+    async fn get_many_uncached(&self, keys: &[Key]) -> Vec<Result<Option<Stored>>> {
+        self.read_many(keys, false).await
     }
 
     async fn put(&self, key: &Key, bytes: Bytes, ttl: Option<Duration>) -> Result<()> {

@@ -13,6 +13,7 @@ use redis::{
     PushInfo, PushKind, RedisError, RedisResult, Value,
 };
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -86,9 +87,10 @@ pub(super) struct Node {
     live: ArcSwapOption<Live>,
     door: Mutex<Door>,
     opened: Notify,
-    in_flight: Apart<AtomicUsize>,
+    /// Calls in flight, and those that kept handles have room for.
+    in_flight: Arc<Apart<AtomicUsize>>,
     spare: [Apart<Mutex<Vec<Handle>>>; STRIPES],
-    waiting: AtomicUsize,
+    waiting: Arc<Apart<AtomicUsize>>,
     timeouts: AtomicU32,
     used: AtomicBool,
     /// The estimate of [`hedge`](super::hedge), in nanoseconds.
@@ -101,17 +103,53 @@ struct Live {
     ended: Arc<AtomicBool>,
 }
 
-/// A handle to the connection. Cloning one touches counters that all threads share, so those that
-/// a call is done with are kept, apart for each thread.
+/// Room for one call in flight, and a handle to the connection for it. Making one touches counters
+/// that all threads share, so those that a call is done with are kept, apart for each thread.
 struct Handle {
     live: Arc<Live>,
     conn: MultiplexedConnection,
+    _permit: Permit,
 }
 
 /// On cache lines of its own.
 #[derive(Default)]
 #[repr(align(128))]
 struct Apart<T>(T);
+
+/// A node with a reference for each stripe of threads, so that no two count on one line.
+pub(super) struct Spread {
+    pub(super) node: Arc<Node>,
+    own: [Arc<Apart<Arc<Node>>>; STRIPES],
+}
+
+/// This thread's own reference to a node.
+pub(super) struct Ours(Arc<Apart<Arc<Node>>>);
+
+impl Spread {
+    pub(super) fn new(node: Arc<Node>) -> Spread {
+        Spread { own: std::array::from_fn(|_| Arc::new(Apart(node.clone()))), node }
+    }
+
+    pub(super) fn ours(&self) -> Ours {
+        Ours(self.own[stripe()].clone())
+    }
+}
+
+impl Deref for Ours {
+    type Target = Arc<Node>;
+    fn deref(&self) -> &Arc<Node> {
+        &self.0.0
+    }
+}
+
+/// The stripe of this thread.
+fn stripe() -> usize {
+    thread_local!(static STRIPE: usize = {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        NEXT.fetch_add(1, Ordering::Relaxed) % STRIPES
+    });
+    STRIPE.with(|stripe| *stripe)
+}
 
 /// What stands between a call and a connection.
 #[derive(Default)]
@@ -158,9 +196,9 @@ impl Node {
             live: ArcSwapOption::new(live),
             door: Mutex::default(),
             opened: Notify::new(),
-            in_flight: Apart::default(),
+            in_flight: Arc::default(),
             spare: Default::default(),
-            waiting: AtomicUsize::new(0),
+            waiting: Arc::default(),
             timeouts: AtomicU32::new(0),
             used: AtomicBool::new(true),
             slow_ns: AtomicU64::new(super::hedge::FIRST_NS),
@@ -182,7 +220,7 @@ impl Node {
     /// # Cancel safety
     /// Dropped, the command may have been sent or not; its reply reaches nobody.
     pub(super) async fn one(self: &Arc<Node>, cmd: &Cmd) -> Result<Value, Failed> {
-        let (_permit, mut handle) = self.enter().await?;
+        let mut handle = self.enter().await?;
         let reply = handle.conn.send_packed_command(cmd).await;
         self.leave(handle, reply)
     }
@@ -192,7 +230,7 @@ impl Node {
     /// # Cancel safety
     /// As [`one`](Node::one).
     pub(super) async fn many(self: &Arc<Node>, pipe: &Pipeline) -> Result<Vec<Value>, Failed> {
-        let (_permit, mut handle) = self.enter().await?;
+        let mut handle = self.enter().await?;
         let replies = handle.conn.send_packed_commands(pipe, 0, pipe.len()).await;
         self.leave(handle, replies)
     }
@@ -218,38 +256,45 @@ impl Node {
         Ok(replies.into_iter().skip(1).step_by(2).collect())
     }
 
-    async fn enter(self: &Arc<Node>) -> Result<(Permit<'_>, Handle), Failed> {
-        let Some(permit) = Permit::take(&self.in_flight.0, self.in_flight_max) else {
-            let full = Error::not_applied(ErrorKind::Shed, "too many calls in flight to the node")
-                .with_retry(Retry::After(Duration::from_millis(10)));
-            return Err(Failed::Refused(full));
-        };
+    async fn enter(self: &Arc<Node>) -> Result<Handle, Failed> {
         if !self.used.load(Ordering::Relaxed) {
             self.used.store(true, Ordering::Relaxed);
         }
-        if let Some(handle) = self.handle() {
-            return Ok((permit, handle));
+        let kept = self.spare().lock().pop();
+        if let Some(kept) = kept
+            && self.is_present(&kept.live)
+        {
+            return Ok(kept);
         }
-        let live = self.connection().await?;
+        let permit = self.permit().ok_or_else(|| {
+            let full = Error::not_applied(ErrorKind::Shed, "too many calls in flight to the node");
+            Failed::Refused(full.with_retry(Retry::After(Duration::from_millis(10))))
+        })?;
+        let live = match self.live.load_full() {
+            Some(live) if !live.ended.load(Ordering::Acquire) => live,
+            _ => self.connection().await?,
+        };
         let conn = live.conn.clone();
-        Ok((permit, Handle { live, conn }))
+        Ok(Handle { live, conn, _permit: permit })
     }
 
-    /// A handle to the present connection, if that is one.
-    fn handle(&self) -> Option<Handle> {
-        let live = self.live.load();
-        let live = live.as_ref().filter(|live| !live.ended.load(Ordering::Acquire))?;
-        let spare = self.spare().lock().pop();
-        let present = spare.filter(|spare| Arc::ptr_eq(&spare.live, live));
-        Some(present.unwrap_or_else(|| Handle { live: live.clone(), conn: live.conn.clone() }))
+    fn is_present(&self, live: &Arc<Live>) -> bool {
+        self.live.load().as_ref().is_some_and(|now| Arc::ptr_eq(now, live))
+            && !live.ended.load(Ordering::Acquire)
+    }
+
+    /// Room for one more call; if need be that of a handle which is kept.
+    fn permit(&self) -> Option<Permit> {
+        let take = || Permit::take(&self.in_flight, self.in_flight_max);
+        take().or_else(|| {
+            let kept = self.spare.iter().find_map(|spare| spare.0.lock().pop());
+            drop(kept?);
+            take()
+        })
     }
 
     fn spare(&self) -> &Mutex<Vec<Handle>> {
-        thread_local!(static STRIPE: usize = {
-            static NEXT: AtomicUsize = AtomicUsize::new(0);
-            NEXT.fetch_add(1, Ordering::Relaxed) % STRIPES
-        });
-        &self.spare[STRIPE.with(|stripe| *stripe)].0
+        &self.spare[stripe()].0
     }
 
     fn leave<T>(&self, handle: Handle, reply: RedisResult<T>) -> Result<T, Failed> {
@@ -258,10 +303,7 @@ impl Node {
                 if self.timeouts.load(Ordering::Relaxed) != 0 {
                     self.timeouts.store(0, Ordering::Relaxed);
                 }
-                let mut spare = self.spare().lock();
-                if spare.len() < SPARE_MAX {
-                    spare.push(handle);
-                }
+                self.keep(handle);
                 Ok(reply)
             }
             Err(e) => {
@@ -269,6 +311,18 @@ impl Node {
                 Err(Failed::Lost(e))
             }
         }
+    }
+
+    /// Keeps a handle for the next call of this thread.
+    fn keep(&self, handle: Handle) {
+        let mut spare = self.spare().lock();
+        // Looked at under the lock: who retires a connection empties this when it is gone.
+        let useful = spare.len() < SPARE_MAX && self.is_present(&handle.live);
+        if useful {
+            return spare.push(handle);
+        }
+        drop(spare);
+        drop(handle);
     }
 
     /// Stops using the present connection; calls in flight on it go on.
@@ -414,7 +468,7 @@ impl Node {
     }
 
     /// A place among the calls that wait before they are sent again.
-    pub(super) fn wait(&self) -> Option<Permit<'_>> {
+    pub(super) fn wait(&self) -> Option<Permit> {
         Permit::take(&self.waiting, self.in_flight_max)
     }
 
@@ -459,21 +513,21 @@ impl Drop for Opening {
     }
 }
 
-/// A place in flight, given back when the call ends or is dropped.
-pub(super) struct Permit<'a>(&'a AtomicUsize);
+/// A place among a node's calls, given back when it is dropped.
+pub(super) struct Permit(Arc<Apart<AtomicUsize>>);
 
-impl Permit<'_> {
-    fn take(count: &AtomicUsize, max: usize) -> Option<Permit<'_>> {
-        if count.fetch_add(1, Ordering::Relaxed) >= max {
-            count.fetch_sub(1, Ordering::Relaxed);
+impl Permit {
+    fn take(count: &Arc<Apart<AtomicUsize>>, max: usize) -> Option<Permit> {
+        if count.0.fetch_add(1, Ordering::Relaxed) >= max {
+            count.0.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        Some(Permit(count))
+        Some(Permit(count.clone()))
     }
 }
 
-impl Drop for Permit<'_> {
+impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
     }
 }

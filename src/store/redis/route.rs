@@ -6,7 +6,7 @@ pub(super) use batch::Units;
 
 use super::answer;
 use super::hedge;
-use super::node::{Failed, Node, Reach};
+use super::node::{Failed, Node, Ours, Reach, Spread};
 use super::router::{Addr, Answer, Attempt, Pace, Range, Step, Table};
 use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Result, Retry};
@@ -89,7 +89,7 @@ pub struct RedisStats {
 /// The table, with the nodes that it names.
 struct View {
     table: Table,
-    masters: Vec<Arc<Node>>,
+    masters: Vec<Spread>,
     replicas: Vec<Vec<Arc<Node>>>,
 }
 
@@ -129,7 +129,8 @@ impl Route {
     ) -> Arc<Route> {
         let clock = runtime.clock();
         let table = Table::single(node.addr.clone());
-        let view = View { table, masters: vec![node.clone()], replicas: vec![Vec::new()] };
+        let view =
+            View { table, masters: vec![Spread::new(node.clone())], replicas: vec![Vec::new()] };
         Arc::new(Route {
             topology,
             view: ArcSwap::from_pointee(view),
@@ -185,12 +186,17 @@ impl Route {
     /// The node that owns a slot. A slot that nobody is known to own is asked for anywhere: the
     /// answer tells more than no answer.
     pub(super) fn owner(&self, slot: u16) -> Arc<Node> {
+        self.ours(slot).clone()
+    }
+
+    /// The same, by this thread's own reference.
+    fn ours(&self, slot: u16) -> Ours {
         let view = self.view.load();
         let number = view
             .table
             .owner(slot)
             .unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed) % view.masters.len());
-        view.masters[number].clone()
+        view.masters[number].ours()
     }
 
     /// A replica of a slot that answers, if one does. They take turns.
@@ -213,11 +219,11 @@ impl Route {
     /// Dropped, a write may have been applied or not. Nothing is sent after that.
     pub(super) async fn one(self: &Arc<Self>, slot: u16, cmd: &Cmd, write: bool) -> Result<Value> {
         let deadline = self.clock.now().after(self.call);
-        let node = self.owner(slot);
+        let node = self.ours(slot);
         match node.one(cmd).await {
             Ok(reply) if !matches!(reply, Value::ServerError(_)) => Ok(reply),
             got => {
-                let got = got.map(|reply| vec![reply]);
+                let (node, got) = (node.clone(), got.map(|reply| vec![reply]));
                 let replies =
                     Box::pin(self.follow(slot, &[cmd], write, deadline, node, got)).await?;
                 replies.into_iter().next().ok_or_else(|| answer::unexpected(write))
@@ -228,12 +234,13 @@ impl Route {
     /// Like [`one`](Route::one) for commands that only read and are sent together.
     pub(super) async fn read(self: &Arc<Self>, slot: u16, pipe: &Pipeline) -> Result<Vec<Value>> {
         let deadline = self.clock.now().after(self.call);
-        let node = self.owner(slot);
+        let node = self.ours(slot);
         match node.many(pipe).await {
             Ok(replies) if !replies.iter().any(|r| matches!(r, Value::ServerError(_))) => {
                 Ok(replies)
             }
             got => {
+                let node = node.clone();
                 let cmds: Vec<&Cmd> = pipe.cmd_iter().collect();
                 Box::pin(self.follow(slot, &cmds, false, deadline, node, got)).await
             }
@@ -383,7 +390,7 @@ impl Route {
             let new = || Node::new(addr.clone(), replica, reach.clone());
             pool.entry((addr.clone(), replica)).or_insert_with(new).clone()
         };
-        let masters = table.shards().iter().map(|s| node(&s.master, false)).collect();
+        let masters = table.shards().iter().map(|s| Spread::new(node(&s.master, false))).collect();
         let replicas = |s: &super::router::Shard| -> Vec<Arc<Node>> {
             s.replicas.iter().map(|addr| node(addr, true)).collect()
         };
@@ -443,7 +450,7 @@ impl Route {
         let view = self.view.load();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let n = view.masters.len();
-        let mut all: Vec<_> = (0..n).map(|i| view.masters[(turn + i) % n].clone()).collect();
+        let mut all: Vec<_> = (0..n).map(|i| view.masters[(turn + i) % n].node.clone()).collect();
         all.extend(view.replicas.iter().flatten().filter_map(|r| self.node(&r.addr, false)));
         if let Topology::Cluster(seeds) = &self.topology {
             all.extend(seeds.iter().filter_map(|seed| self.node(seed, false)));
@@ -466,7 +473,8 @@ impl Route {
         // Nodes that left the table and that no redirect has named since the last time are closed.
         let view = self.view.load();
         let named = |node: &Arc<Node>| {
-            let all = view.masters.iter().chain(view.replicas.iter().flatten());
+            let masters = view.masters.iter().map(|master| &master.node);
+            let all = masters.chain(view.replicas.iter().flatten());
             all.into_iter().any(|n| Arc::ptr_eq(n, node))
         };
         pool.retain(|_, node| named(node) || node.was_used());

@@ -158,6 +158,11 @@ async fn expires<S: Store>(cx: Cx<S>) -> Seen {
         if clock.precise().since(start) < ttl {
             same("get_uncached", &past, &Some("x".into()))?;
         }
+        let past = cx.store.get_many_uncached(std::slice::from_ref(&key)).await.remove(0);
+        let past = ok("get_many_uncached", past)?.map(|s| s.bytes);
+        if clock.precise().since(start) < ttl {
+            same("get_many_uncached", &past, &Some("x".into()))?;
+        }
     }
     if clock.precise().since(start) < ttl {
         let Some(got) = got else { return Err("the value expired early".into()) };
