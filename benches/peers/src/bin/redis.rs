@@ -257,10 +257,12 @@ async fn figures(
     figures
 }
 
-/// Binds all threads of a process, and what they start, to cores.
-fn pin(pid: u32, cores: &str) {
+/// Binds a process to cores; with `all`, every thread that it has. What the main thread starts from
+/// then on is where it is.
+fn pin(pid: u32, all: bool, cores: &str) {
     let status = Command::new("taskset")
-        .args(["-a", "-p", "-c", cores, &pid.to_string()])
+        .args(if all { &["-a", "-p", "-c"][..] } else { &["-p", "-c"] })
+        .args([cores, &pid.to_string()])
         .stdout(Stdio::null())
         .status();
     assert!(status.is_ok_and(|s| s.success()), "taskset could not bind {pid} to {cores}");
@@ -296,13 +298,13 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     let cluster = Cluster::start();
-    cluster.nodes.iter().for_each(|node| pin(node.pid(), &first.to_string()));
+    cluster.nodes.iter().for_each(|node| pin(node.pid(), true, &first.to_string()));
     let scale = if args.smoke { 0.1 } else { 1.0 };
     let (own, both) = (std::process::id(), format!("{first},{last}"));
     let local = |work: &mut dyn FnMut() -> Vec<Figure>| {
-        pin(own, &last.to_string());
+        pin(own, false, &last.to_string());
         let figures = work();
-        pin(own, &both);
+        pin(own, false, &both);
         figures
     };
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build();
