@@ -21,8 +21,9 @@ struct Scale {
     down: usize,
 }
 
-fn sleep(time: Duration) -> impl Future<Output = ()> + Send + 'static {
-    tokio::time::sleep(time)
+/// A pause that begins when it is first polled, as the load around it does.
+async fn sleep(time: Duration) {
+    tokio::time::sleep(time).await;
 }
 
 /// Waits of callers that come one `gap` after another, in milliseconds, sorted.

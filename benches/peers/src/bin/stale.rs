@@ -46,6 +46,11 @@ const CASES: [&str; 14] = [
     "100 entries, everything removed, 100 again: entries there",
 ];
 
+/// A pause that begins when it is first polled, as the load around it does.
+async fn pause(time: Duration) {
+    sleep(time).await;
+}
+
 /// A load that reads the source and then waits for `go`; `begun` is told when it has read.
 fn held(source: &Source, begun: &Arc<Notify>, go: &Arc<Notify>) -> Load {
     let (source, begun, go) = (source.clone(), begun.clone(), go.clone());
@@ -105,7 +110,7 @@ async fn oldest<P: Peer>() -> String {
     let (ttl, load) = (Duration::from_millis(100), Duration::from_millis(80));
     let (peer, source) = (P::new(ttl), Source::holding("v"));
     let start = Instant::now();
-    let _ = peer.read(source.load_then(sleep(load))).await;
+    let _ = peer.read(source.load_then(pause(load))).await;
     let mut oldest = Duration::ZERO;
     while start.elapsed() < 3 * ttl {
         let asked = start.elapsed();
@@ -123,7 +128,7 @@ async fn deadlines<P: Peer>() -> String {
     let (peer, source) = (fresh::<P>(), Source::holding("v"));
     let mut callers = Vec::new();
     for _ in 0..40 {
-        let (peer, load) = (peer.clone(), source.load_then(sleep(Duration::from_millis(80))));
+        let (peer, load) = (peer.clone(), source.load_then(pause(Duration::from_millis(80))));
         let call = async move { timeout(Duration::from_millis(50), peer.read(load)).await };
         callers.push(tokio::spawn(call));
         sleep(Duration::from_millis(10)).await;
@@ -168,7 +173,7 @@ async fn absent<P: Peer>() -> String {
 
 async fn forms<P: Peer>() -> String {
     let (peer, source) = (fresh::<P>(), Source::holding("v"));
-    let both = peer.two_forms(|| source.load_then(sleep(SETTLE))).await;
+    let both = peer.two_forms(|| source.load_then(pause(SETTLE))).await;
     both.map_or_else(|| "one form only".into(), |()| loads((source.loads(), String::new())))
 }
 
