@@ -142,9 +142,10 @@ impl Measured for Run {
     }
 
     fn met(&self) -> bool {
-        [TRY_READ, READ_WITH, GET].iter().all(|&row| {
-            self.over_moka(row) >= MIN_OVER_MOKA && self.scaling_of_control(row) >= MIN_SCALING
-        })
+        [TRY_READ, READ_WITH].iter().all(|&row| self.over_moka(row) >= MIN_OVER_MOKA)
+            && [TRY_READ, READ_WITH, GET]
+                .iter()
+                .all(|&row| self.scaling_of_control(row) >= MIN_SCALING)
     }
 
     fn print(&self) {
@@ -157,7 +158,7 @@ impl Measured for Run {
                 self.scaling_of_control(row),
             );
         }
-        println!("to meet with one key: {MIN_OVER_MOKA} x and {MIN_SCALING} x");
+        println!("to meet with one key: {MIN_OVER_MOKA} x (borrowed reads) and {MIN_SCALING} x");
     }
 
     fn print_json(&self) {
