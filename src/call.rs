@@ -125,14 +125,16 @@ impl Drop for Ticket {
     }
 }
 
-/// One load: runs `load`, turns a panic into an error, and ends the flight.
-pub(crate) fn job(
+/// One load: runs `load`, turns a panic into an error, and ends the flight with what `into` makes
+/// of its value.
+pub(crate) fn job<T: Send + 'static>(
     ticket: Ticket,
-    load: BoxFuture<'static, Result<Loaded>>,
+    load: BoxFuture<'static, Result<T>>,
+    into: impl FnOnce(T) -> Loaded + Send + 'static,
 ) -> BoxFuture<'static, ()> {
-    let load = Guarded::new(&ticket.shared, vec![ticket.key.clone()], load);
+    let load = Guarded::new(&ticket.shared, [ticket.key.clone()], load);
     Box::pin(async move {
-        let outcome = load.await.and_then(|loaded| loaded);
+        let outcome = load.await.and_then(|loaded| loaded).map(into);
         ticket.land(outcome);
     })
 }
@@ -143,7 +145,8 @@ pub(crate) fn batch_job(
     tickets: Vec<Ticket>,
     load: BoxFuture<'static, Vec<Result<Loaded>>>,
 ) -> BoxFuture<'static, ()> {
-    let load = Guarded::new(shared, tickets.iter().map(|t| t.key.clone()).collect(), load);
+    let keys: Vec<Key> = tickets.iter().map(|t| t.key.clone()).collect();
+    let load = Guarded::new(shared, keys, load);
     Box::pin(async move {
         match load.await {
             Ok(outcomes) => {
@@ -165,24 +168,24 @@ pub(crate) fn batch_job(
 
 /// A store call for one caller, its panic turned into an error.
 pub(crate) async fn catch<T>(call: BoxFuture<'static, T>) -> Result<T> {
-    Guarded { instance: 0, keys: Vec::new(), load: Some(call) }.await
+    Guarded { instance: 0, keys: [], load: Some(call) }.await
 }
 
 /// Polls a load under two guards: a panic becomes an error, and a read of one of `keys` from
 /// inside the load is recognised.
-struct Guarded<T> {
+struct Guarded<T, K> {
     instance: usize,
-    keys: Vec<Key>,
+    keys: K,
     load: Option<BoxFuture<'static, T>>,
 }
 
-impl<T> Guarded<T> {
-    fn new(shared: &Arc<Shared>, keys: Vec<Key>, load: BoxFuture<'static, T>) -> Guarded<T> {
+impl<T, K> Guarded<T, K> {
+    fn new(shared: &Arc<Shared>, keys: K, load: BoxFuture<'static, T>) -> Guarded<T, K> {
         Guarded { instance: Arc::as_ptr(shared) as usize, keys, load: Some(load) }
     }
 }
 
-impl<T> Future for Guarded<T> {
+impl<T, K: AsRef<[Key]> + Unpin> Future for Guarded<T, K> {
     type Output = Result<T>;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
@@ -191,7 +194,7 @@ impl<T> Future for Guarded<T> {
         let depth = LOADING.try_with(|l| {
             let mut l = l.borrow_mut();
             let depth = l.len();
-            l.extend(this.keys.iter().map(|k| (this.instance, k.clone())));
+            l.extend(this.keys.as_ref().iter().map(|k| (this.instance, k.clone())));
             depth
         });
         let polled = catch_unwind(AssertUnwindSafe(|| load.as_mut().poll(cx)));

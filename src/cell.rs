@@ -61,13 +61,17 @@ impl Handle {
         &self.shown
     }
 
-    /// Whether this is what the cell of `key` shows now.
+    /// Whether its cell shows something else by now, or nothing.
     #[inline]
+    pub(crate) fn is_retired(&self) -> bool {
+        self.shown.retired.load(Ordering::Acquire)
+    }
+
+    /// Whether this is what the cell of `key` shows now.
+    #[inline(always)]
     pub(crate) fn stands_for(&self, instance: u64, key: &[u8]) -> bool {
         let (of_instance, of_key) = &self.shown.of;
-        *of_instance == instance
-            && same(of_key.as_bytes(), key)
-            && !self.shown.retired.load(Ordering::Acquire)
+        *of_instance == instance && same(of_key.as_bytes(), key) && !self.is_retired()
     }
 }
 

@@ -1,10 +1,11 @@
 //! The handle: what a service calls.
 
 use crate::call::{self, Call, Step};
-use crate::cell::Entry;
+use crate::cell::{Entry, Handle as Hot};
 use crate::config::{Builder, Options};
 use crate::control::Control;
 use crate::driver::DriverHandle;
+use crate::engine::data::near::Freshness;
 use crate::error::{Error, Result};
 use crate::explain::Explanation;
 use crate::key::Key;
@@ -105,6 +106,12 @@ impl Heatsink {
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         let key = key.as_ref();
         let due = self.observe(1);
+        if due == 0 {
+            let value = |handle: &Arc<Hot>, now| Value::hot(handle.clone(), now, Freshness::Fresh);
+            if let Some(value) = self.0.shared.fresh(key, &mut Some(value)) {
+                return Ok(Some(value));
+            }
+        }
         if let Some(value) = self.hot(key, None, due) {
             return Ok(present(value));
         }
@@ -217,7 +224,11 @@ impl Heatsink {
     pub fn try_read_with<R>(&self, key: impl AsRef<[u8]>, f: impl FnOnce(&[u8]) -> R) -> Option<R> {
         let key = key.as_ref();
         let due = self.observe(1);
-        self.peek(key, due, |bytes| bytes.map(f)).flatten()
+        let mut f = Some(f);
+        if let Some(out) = self.fresh_with(key, due, &mut f) {
+            return Some(out);
+        }
+        self.peek(key, due, |bytes| Some(f.take()?(bytes?))).flatten()
     }
 
     /// Runs `f` on the bytes under `key`, loading them if needed; `None` when there are none.
@@ -234,6 +245,9 @@ impl Heatsink {
         let key = key.as_ref();
         let due = self.observe(1);
         let mut f = Some(f);
+        if let Some(out) = self.fresh_with(key, due, &mut f) {
+            return Ok(Some(out));
+        }
         let hit = self.peek(key, due, |bytes| bytes.and_then(|b| f.take().map(|f| f(b))));
         if let Some(out) = hit {
             return Ok(out);
@@ -348,12 +362,15 @@ impl Heatsink {
             let stale = handle.shown().take_refresh(freshness, loader, now);
             (Value::hot(handle.clone(), now, freshness), stale)
         })?;
-        self.sampled(due, key, Seen::hit(&hit.0));
+        if due > 0 {
+            self.sampled(due, key, Seen::hit(&hit.0));
+        }
         Some(hit)
     }
 
-    /// The cached value, for callers whose values the store can load again.
-    #[inline]
+    /// The cached value, for callers whose values the store can load again. Not inlined, so that
+    /// what a fresh hit runs stays short.
+    #[inline(never)]
     pub(crate) fn hot(&self, key: &[u8], max_age: Option<Duration>, due: u32) -> Option<Value> {
         let (value, stale) = self.cached(key, max_age, due, false)?;
         if stale {
@@ -362,8 +379,21 @@ impl Heatsink {
         Some(value)
     }
 
+    /// Runs `f` on the bytes of a fresh value that this thread keeps.
+    #[inline(always)]
+    fn fresh_with<R, F>(&self, key: &[u8], due: u32, f: &mut Option<F>) -> Option<R>
+    where
+        F: FnOnce(&[u8]) -> R,
+    {
+        if due > 0 {
+            return None;
+        }
+        let mut on_bytes = Some(|handle: &Arc<Hot>, _| Some(f.take()?(&handle.entry().bytes)));
+        self.0.shared.fresh(key, &mut on_bytes).flatten()
+    }
+
     /// Runs `f` on the cached bytes in place; `f` gets `None` for a cached absence.
-    #[inline]
+    #[inline(never)]
     fn peek<R>(&self, key: &[u8], due: u32, f: impl FnOnce(Option<&[u8]>) -> R) -> Option<R> {
         let shared = &self.0.shared;
         let mut refresh = false;
@@ -394,16 +424,17 @@ impl Heatsink {
         due: u32,
     ) -> BoxFuture<'static, Result<Value>> {
         let (this, hash, key) = (self.clone(), self.0.shared.hash(key), Key::copy(key));
-        let runtime = self.0.shared.runtime.clone();
         let refused =
             if from.is_loader() { None } else { salt::refused(&self.0.shared, &key, "sum") };
         if let Some(error) = refused {
             return Box::pin(std::future::ready(Err(error)));
         }
         let from = from.of(read.tenant);
-        Box::pin(within(runtime, read.deadline, async move {
-            this.join_or_lead((hash, key), read.max_age, from, due).await
-        }))
+        let load = async move { this.join_or_lead((hash, key), read.max_age, from, due).await };
+        match read.deadline {
+            None => Box::pin(load),
+            deadline => Box::pin(within(self.0.shared.runtime.clone(), deadline, load)),
+        }
     }
 
     pub(crate) async fn join_or_lead(

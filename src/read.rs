@@ -257,8 +257,18 @@ impl From {
         // A key that turns hot meanwhile has its value cached by the next load.
         // A value that may be frozen must know its expiry too.
         let cached = shared.is_hot(ticket.hash(), ticket.key()) || shared.shed.frozen.is_some();
-        let load = self.load(shared, ticket.key().clone(), cached);
-        call::job(ticket, load)
+        let key = ticket.key().clone();
+        if let From::Store = self {
+            // The usual load, without a box around the store's own.
+            let store = shared.store.clone();
+            return if !cached && store.capability().uncached {
+                call::job(ticket, store.get_uncached(key), Loaded::uncached)
+            } else {
+                call::job(ticket, store.get(key), Loaded::from_store)
+            };
+        }
+        let load = self.load(shared, key, cached);
+        call::job(ticket, load, |loaded| loaded)
     }
 }
 

@@ -213,12 +213,38 @@ impl Shared {
         max_age: Option<Duration>,
         f: impl FnOnce(&Arc<Handle>, Tick, Freshness) -> R,
     ) -> Option<R> {
-        let Some(kept) = kept::take(key, |handle| handle.stands_for(self.instance, key)) else {
-            return self.find(key, max_age, true, f);
-        };
-        let out = self.serve(&kept, max_age, f);
-        kept::keep(key, kept);
-        out
+        let mut f = Some(f);
+        let kept = kept::with(key, |handle| {
+            let stands = handle.stands_for(self.instance, key);
+            stands.then(|| {
+                self.serve(handle, max_age, |h, now, fresh| Some(f.take()?(h, now, fresh)))
+            })
+        });
+        match kept {
+            Some(out) => out.flatten(),
+            None => self.find(key, max_age, true, f?),
+        }
+    }
+
+    /// Runs `f` on what this thread keeps of `key`, if there is a value and it is fresh: nearly all
+    /// hits, with nothing left to decide. Everything else is for [`hit`](Shared::hit).
+    #[inline(always)]
+    pub(crate) fn fresh<R>(
+        &self,
+        key: &[u8],
+        f: &mut Option<impl FnOnce(&Arc<Handle>, Tick) -> R>,
+    ) -> Option<R> {
+        kept::with(key, |handle| {
+            if !handle.stands_for(self.instance, key) {
+                return None;
+            }
+            let (entry, now) = (handle.entry(), self.clock.now());
+            let fresh = now < entry.ages.fresh_until
+                && now.0 < self.hot.index_until.load(Ordering::Relaxed)
+                && entry.epoch == self.epoch()
+                && !entry.absent;
+            if fresh { Some(f.take()?(handle, now)) } else { None }
+        })
     }
 
     /// Like [`hit`](Shared::hit), by way of the index.

@@ -57,7 +57,7 @@ pub struct Landing<W> {
     /// When the load had started.
     pub started: Tick,
     /// Who gets the outcome, in the order of arrival.
-    pub waiters: Vec<W>,
+    pub waiters: Waiters<W>,
     /// A caller that must now lead a load of its group, if one was waiting.
     pub next: Option<(FlightId, W)>,
 }
@@ -349,7 +349,7 @@ impl<W: Clone> Gate<W> {
         self.tally.overlapped += u64::from(!publish);
         let next = self.start_group(at, now, epoch);
         self.forget_if_idle(at, now);
-        Some(Landing { publish, started: flight.started, waiters: flight.waiters.into_vec(), next })
+        Some(Landing { publish, started: flight.started, waiters: flight.waiters, next })
     }
 
     /// A load was dropped without an outcome: its runtime died. The caller that has waited longest
@@ -401,7 +401,7 @@ impl<W: Clone> Gate<W> {
                 let flight = self.records[at].flights.remove(slot);
                 self.tally.timed_out += 1;
                 let next = self.start_group(at, now, epoch);
-                let waiters = flight.waiters.into_vec();
+                let waiters = flight.waiters;
                 let started = flight.started;
                 let key = &self.records[at].key;
                 tell(key, Landing { publish: false, started, waiters, next });
