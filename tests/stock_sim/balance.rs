@@ -129,7 +129,7 @@ impl World {
             }
             Ok(Debited::Ended) => {
                 note(Fate::Not);
-                if self.fleet.fault_permille == 0 {
+                if !self.fleet.disturbed() {
                     self.fleet.fail(format!("{id} was never ended"));
                 }
             }
