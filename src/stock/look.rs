@@ -79,10 +79,10 @@ impl Stock {
     /// by all who wait.
     ///
     /// # Cancel safety
-    /// As [`Heatsink::get`].
+    /// As [`Heatsink::get`](crate::Heatsink::get).
     ///
     /// # Errors
-    /// As [`Heatsink::get`]; [`Config`](ErrorKind::Config): there is no such stock.
+    /// As [`Heatsink::get`](crate::Heatsink::get); [`Config`](ErrorKind::Config): there is no such stock.
     pub async fn remaining(&self) -> Result<Sum> {
         self.remaining_with(REMAINING_TTL).await
     }
@@ -90,7 +90,7 @@ impl Stock {
     /// Like [`remaining`](Stock::remaining), at most `max_age` old; zero asks after the call.
     ///
     /// # Cancel safety
-    /// As [`Heatsink::get`].
+    /// As [`Heatsink::get`](crate::Heatsink::get).
     ///
     /// # Errors
     /// As [`remaining`](Stock::remaining).

@@ -300,10 +300,16 @@ impl Stock {
                     ask(shared, end).await.map(Heard::Barred)
                 }
                 Next::Look => self.look(Duration::ZERO).await.map(|(p, _)| Heard::Saw(Some(p))),
-                Next::End(found @ (Found::Unknown(_) | Found::Failed)) => {
-                    return error.map_or(Ok(found), Err);
+                Next::End(found) => {
+                    // Else the next way would bar the hold in a bucket that has said no for sure.
+                    if !probe.in_doubt() && !matches!(found, Found::Held(_) | Found::Ended) {
+                        core.recent.lock().forget(id);
+                    }
+                    return match (found, error) {
+                        (Found::Unknown(_) | Found::Failed, Some(error)) => Err(error),
+                        (found, _) => Ok(found),
+                    };
                 }
-                Next::End(found) => return Ok(found),
             };
             let heard = answer.unwrap_or_else(|e: Error| {
                 let unknown = e.is_unknown();

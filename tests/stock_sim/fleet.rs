@@ -28,7 +28,7 @@ pub(crate) struct Fleet {
     pub(crate) rt: SimRuntime,
     pub(crate) store: MemoryStore,
     timeout: Duration,
-    pub(crate) fault_permille: u64,
+    fault_permille: u64,
     late: bool,
     hangs: bool,
     crashes: bool,
@@ -37,6 +37,7 @@ pub(crate) struct Fleet {
     pub(crate) stop: AtomicBool,
     pub(crate) next_id: AtomicU64,
     pub(crate) deaths: AtomicU64,
+    sleeps: AtomicU64,
     failure: Mutex<Option<String>>,
 }
 
@@ -62,6 +63,7 @@ impl Fleet {
             stop: AtomicBool::new(false),
             next_id: AtomicU64::new(0),
             deaths: AtomicU64::new(0),
+            sleeps: AtomicU64::new(0),
             failure: Mutex::new(None),
             store,
             rt,
@@ -70,6 +72,11 @@ impl Fleet {
 
     pub(crate) fn fail(&self, text: String) {
         self.failure.lock().unwrap().get_or_insert(text);
+    }
+
+    /// Whether an answer may have been lost so far: to a fault, or to a sleep beyond the timeout.
+    pub(crate) fn disturbed(&self) -> bool {
+        self.fault_permille > 0 || get(&self.sleeps) > 0
     }
 
     pub(crate) fn failed(&self) -> bool {
@@ -154,7 +161,10 @@ impl Fleet {
                     drop(dead);
                     all.push(spawn());
                 }
-                1 => all[at].asleep = self.rt.now().after(MS * self.rt.draw(1_500) as u32),
+                1 => {
+                    add(&self.sleeps, 1);
+                    all[at].asleep = self.rt.now().after(MS * self.rt.draw(1_500) as u32);
+                }
                 _ => {}
             }
         }

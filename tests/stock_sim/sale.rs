@@ -253,8 +253,13 @@ impl World {
                     return;
                 }
                 Ok(Taken::Short { .. }) => return add(&self.seen.short, 1),
-                // Given up in every bucket, after answers were lost.
-                Ok(Taken::Ended) if self.options.fault_permille > 0 => return,
+                // Given up in every bucket, after answers were lost: to a fault, or to a sleep beyond
+                // the timeout.
+                Ok(Taken::Ended)
+                    if self.options.fault_permille > 0 || get(&self.seen.sleeps) > 0 =>
+                {
+                    return;
+                }
                 Ok(Taken::Ended) => return self.fail(format!("{hold} was never put back")),
                 Err(e) if e.outcome() == Outcome::Unknown && asked < 3 => {
                     add(&self.seen.unknown, 1);

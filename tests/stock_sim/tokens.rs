@@ -74,7 +74,7 @@ impl World {
                     break token;
                 }
                 Ok(Popping::NoneLeft) => return add(&self.seen.none_left, 1),
-                Ok(Popping::Ended) if self.fleet.fault_permille > 0 => return,
+                Ok(Popping::Ended) if self.fleet.disturbed() => return,
                 Ok(Popping::Ended) => return self.fleet.fail(format!("{hold} was never ended")),
                 Err(e) if e.outcome() == Outcome::Unknown && asked < 3 => {
                     add(&self.seen.unknown, 1);

@@ -336,6 +336,12 @@ impl Probe {
         }
     }
 
+    /// Whether a bucket may have given, or may yet.
+    #[must_use]
+    pub fn in_doubt(&self) -> bool {
+        self.doubt.is_some()
+    }
+
     /// Some bucket could not be asked: a picture that fails too is an error, not an answer.
     #[must_use]
     pub fn has_failed(&self) -> bool {
