@@ -54,7 +54,8 @@ impl Waiter {
         let waker = letters.waker.take();
         drop(letters);
         if let Some(waker) = waker {
-            waker.wake();
+            // A waker that panics must cost nobody else his news, nor a flight its leader.
+            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
         }
     }
 

@@ -337,6 +337,7 @@ impl Counter {
         self.hs.sampled(self.hs.observe(1), &self.cell.key, Seen::Write);
         adds::check_key(&self.cell.key)?;
         adds::check_key(id.as_ref())?;
+        shared.admit(|| self.cell.hash, &self.cell.key, None)?;
         let event = (Key::copy(id.as_ref()), n);
         let slot = shared.begin_write(self.cell.hash, &self.cell.key);
         let guard = batch::WriteGuard::new(shared, &self.cell, slot);
@@ -362,6 +363,7 @@ impl Counter {
     pub async fn reset(&self) -> Result<()> {
         let shared = self.hs.shared();
         adds::check_key(&self.cell.key)?;
+        shared.admit(|| self.cell.hash, &self.cell.key, None)?;
         let slot = shared.begin_write(self.cell.hash, &self.cell.key);
         let guard = batch::WriteGuard::new(shared, &self.cell, slot);
         let answer = salt::reset(shared, &self.cell.key).await;

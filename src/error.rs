@@ -148,6 +148,12 @@ impl Error {
         self.edit(|e| e.outcome = outcome)
     }
 
+    /// The same error of the last of several tries at one write, of which an earlier one may have
+    /// been applied (`doubt`).
+    pub(crate) fn after(self, doubt: bool) -> Error {
+        if doubt { self.with_outcome(Outcome::Unknown) } else { self }
+    }
+
     /// What went wrong, in one word.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {

@@ -112,7 +112,7 @@ impl Heatsink {
                 return Ok(Some(value));
             }
         }
-        if let Some(value) = self.hot(key, None, due) {
+        if let Some(value) = self.hot(key, &Read::new(), due) {
             return Ok(present(value));
         }
         self.read(key, Read::new(), From::Store, due).await.map(present)
@@ -126,7 +126,7 @@ impl Heatsink {
     pub async fn get_with(&self, key: impl AsRef<[u8]>, read: Read) -> Result<Option<Value>> {
         let key = key.as_ref();
         let due = self.observe(read.cost());
-        if let Some(value) = self.hot(key, read.max_age, due) {
+        if let Some(value) = self.hot(key, &read, due) {
             return Ok(present(value));
         }
         self.read(key, read, From::Store, due).await.map(present)
@@ -205,7 +205,7 @@ impl Heatsink {
         let due = self.observe(read.cost());
         if let Some((value, stale)) = self.cached(key, read.max_age, due, true) {
             if stale {
-                self.refresh(&Key::copy(key), from);
+                self.refresh(&Key::copy(key), from.of(read.tenant));
             }
             return Ok(value);
         }
@@ -371,10 +371,10 @@ impl Heatsink {
     /// The cached value, for callers whose values the store can load again. Not inlined, so that
     /// what a fresh hit runs stays short.
     #[inline(never)]
-    pub(crate) fn hot(&self, key: &[u8], max_age: Option<Duration>, due: u32) -> Option<Value> {
-        let (value, stale) = self.cached(key, max_age, due, false)?;
+    pub(crate) fn hot(&self, key: &[u8], read: &Read, due: u32) -> Option<Value> {
+        let (value, stale) = self.cached(key, read.max_age, due, false)?;
         if stale {
-            self.refresh(&Key::copy(key), From::Store);
+            self.refresh(&Key::copy(key), From::Store.of(read.tenant));
         }
         Some(value)
     }
@@ -446,7 +446,7 @@ impl Heatsink {
     ) -> Result<Value> {
         let shared = &self.0.shared;
         if Shared::untracked(&key) {
-            return self.alone(key, from).await;
+            return self.alone(key, max_age, from).await;
         }
         let begun = shared.begin(hash, &key, max_age, from.is_loader())?;
         self.sampled(due, &key, begun.seen());
@@ -457,7 +457,7 @@ impl Heatsink {
                 }
                 Ok(value)
             }
-            Begin::Bypass => self.alone(key, from).await,
+            Begin::Bypass => self.alone(key, max_age, from).await,
             Begin::Wait(waiter, id, ticket) => {
                 let mut call = Call::new(shared.clone(), (hash, key), waiter, id);
                 let mut from = Some(from);
@@ -481,7 +481,12 @@ impl Heatsink {
     }
 
     /// A load for this caller only: its key is too long to be tracked, or a table is full.
-    pub(crate) fn alone(&self, key: Key, from: From) -> BoxFuture<'static, Result<Value>> {
+    pub(crate) fn alone(
+        &self,
+        key: Key,
+        max_age: Option<Duration>,
+        from: From,
+    ) -> BoxFuture<'static, Result<Value>> {
         let shared = self.0.shared.clone();
         Box::pin(async move {
             let started = shared.clock.now();
@@ -489,7 +494,12 @@ impl Heatsink {
                 from.admit(&shared, &key)?;
                 call::catch(from.load(&shared, key.clone(), false)).await.and_then(|r| r)
             };
-            let loaded = load.await.map_err(|e| e.with_key(&key))?;
+            let loaded = match load.await {
+                Ok(loaded) => loaded,
+                Err(e) => {
+                    return shared.last_known((shared.hash(&key), &key), max_age, e.with_key(&key));
+                }
+            };
             let entry = Arc::new(shared.entry(loaded, 0, started, 0));
             Ok(Value::loaded(entry, shared.clock.now()))
         })

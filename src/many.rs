@@ -47,14 +47,15 @@ impl Heatsink {
         read: Read,
     ) -> Vec<Result<Option<Value>>> {
         let shared = self.shared();
+        // All of them first: the caller's iterator may take its time, and others may join.
+        let keys: Vec<K> = keys.into_iter().collect();
         let mut all = JoinAll::new(self, read);
         let mut tickets = Vec::new();
-        let mut leader = None;
         let from = From::Store.of(read.tenant);
         for key in keys {
             let key = key.as_ref();
             let due = self.observe(read.cost());
-            if let Some(value) = self.hot(key, read.max_age, due) {
+            if let Some(value) = self.hot(key, &read, due) {
                 all.ready(Ok(value));
                 continue;
             }
@@ -74,26 +75,28 @@ impl Heatsink {
                 Ok(Begin::Hit(value, due)) => {
                     all.ready(Ok(value));
                     if due {
-                        self.refresh(&key, From::Store);
+                        self.refresh(&key, From::Store.of(read.tenant));
                     }
                 }
-                Ok(Begin::Bypass) => all.alone(self.alone(key, From::Store.of(read.tenant))),
+                Ok(Begin::Bypass) => {
+                    let from = From::Store.of(read.tenant);
+                    all.alone(self.alone(key, read.max_age, from));
+                }
                 Ok(Begin::Wait(waiter, id, ticket)) => {
                     let mut call = Call::new(shared.clone(), (hash, key), waiter, id);
                     match ticket.map(|ticket| call.admit(&from, ticket)) {
                         Some(Err(refused)) => all.ready(call.value(Err(refused), read.max_age)),
                         Some(Ok(ticket)) => {
-                            let at = all.wait(call);
-                            leader.get_or_insert(at);
+                            all.wait(call);
                             tickets.push(ticket);
                         }
-                        None => drop(all.wait(call)),
+                        None => all.wait(call),
                     }
                 }
             }
         }
-        if let Some(leader) = leader {
-            all.run(leader, self.batch(tickets));
+        if !tickets.is_empty() {
+            all.job = Some(self.batch(tickets));
         }
         all.await.into_iter().map(|r| r.map(present)).collect()
     }
@@ -120,6 +123,9 @@ impl Heatsink {
 /// Waits for several keys; results stand in the order in which they were added.
 struct JoinAll {
     slots: Vec<Slot>,
+    /// The load of those that this batch leads. It is nobody's own: it outlives the wait for one of
+    /// its keys.
+    job: Option<BoxFuture<'static, ()>>,
     shared: Arc<Shared>,
     read: Read,
     deadline: Option<(Duration, BoxFuture<'static, ()>)>,
@@ -135,7 +141,7 @@ impl JoinAll {
     fn new(hs: &Heatsink, read: Read) -> JoinAll {
         let timer = |limit| (limit, hs.shared().runtime.sleep(limit));
         let deadline = read.deadline.map(timer);
-        JoinAll { slots: Vec::new(), shared: hs.shared().clone(), read, deadline }
+        JoinAll { slots: Vec::new(), job: None, shared: hs.shared().clone(), read, deadline }
     }
 
     fn ready(&mut self, result: Result<Value>) {
@@ -146,16 +152,16 @@ impl JoinAll {
         self.slots.push(Slot::Alone(load));
     }
 
-    /// Adds a wait; its place.
-    fn wait(&mut self, call: Call) -> usize {
+    fn wait(&mut self, call: Call) {
         self.slots.push(Slot::Wait(Box::new(call)));
-        self.slots.len() - 1
     }
 
-    /// Gives the wait at `at` the load to run.
-    fn run(&mut self, at: usize, job: BoxFuture<'static, ()>) {
-        if let Some(Slot::Wait(call)) = self.slots.get_mut(at) {
-            call.run(job);
+    /// Runs the load a step further. Taken out while it is polled: after a panic nobody must poll
+    /// it again.
+    fn step(&mut self, cx: &mut Context<'_>) {
+        let Some(mut job) = self.job.take() else { return };
+        if job.as_mut().poll(cx).is_pending() {
+            self.job = Some(job);
         }
     }
 
@@ -163,6 +169,18 @@ impl JoinAll {
     fn too_late(&mut self, cx: &mut Context<'_>) -> Option<Duration> {
         let (limit, timer) = self.deadline.as_mut()?;
         timer.as_mut().poll(cx).is_ready().then_some(*limit)
+    }
+}
+
+impl Drop for JoinAll {
+    fn drop(&mut self) {
+        // Where every key has its answer the load is for nobody: a time limit has ended it.
+        let waits = |slot: &Slot| !matches!(slot, Slot::Ready(_));
+        if let Some(job) = self.job.take()
+            && self.slots.iter().any(waits)
+        {
+            self.shared.runtime.clone().spawn(job);
+        }
     }
 }
 
@@ -198,6 +216,7 @@ impl Slot {
 impl Future for JoinAll {
     type Output = Vec<Result<Value>>;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.step(cx);
         let mut all = true;
         let JoinAll { slots, shared, read, .. } = &mut *self;
         for slot in slots {

@@ -54,12 +54,12 @@ pub(crate) async fn add_event(
         Redelivery::CountsOnce => once(shared, &cell.key, &id, amount).await,
         Redelivery::SentOnce => send(shared, cell, &id, amount).await.map(|()| Counted::Now),
         Redelivery::SentUntilStored => {
-            let mut tries = ONCE_TRIES;
+            let (mut tries, mut doubt) = (ONCE_TRIES, false);
             loop {
                 tries -= 1;
                 match send(shared, cell, &id, amount).await {
-                    Err(error) if error.is_unknown() && tries > 0 => {}
-                    answer => return answer.map(|()| Counted::Now),
+                    Err(error) if error.is_unknown() && tries > 0 => doubt = true,
+                    answer => return answer.map(|()| Counted::Now).map_err(|e| e.after(doubt)),
                 }
             }
         }
@@ -91,12 +91,12 @@ async fn settled(
     shared: &Arc<Shared>,
     work: impl Fn() -> BoxFuture<'static, Result<Once>>,
 ) -> Result<Once> {
-    let mut tries = ONCE_TRIES;
+    let (mut tries, mut doubt) = (ONCE_TRIES, false);
     loop {
         tries -= 1;
         match asked(shared, work()).await {
-            Err(error) if error.is_unknown() && tries > 0 => {}
-            answer => return answer,
+            Err(error) if error.is_unknown() && tries > 0 => doubt = true,
+            answer => return answer.map_err(|e| e.after(doubt)),
         }
     }
 }

@@ -181,7 +181,9 @@ impl Salted {
                         (record, self.ignores_leases() || (record.is_some() && sealed), false)
                     }
                 };
-                (record.map(|record| self.plan_of(record)).transpose(), valid, stale)
+                // A seal refuses whoever is behind; slots of a key that has left may be gone.
+                let sealed = stale && self.waits.seal && !catalog.has_left(key);
+                (record.map(|record| self.plan_of(record)).transpose(), valid || sealed, stale)
             });
             let plan = plan?;
             match plan {
@@ -189,7 +191,7 @@ impl Salted {
                     // What cannot be read leaves what is known.
                     drop(self.registrar.load(shared, key).await);
                 }
-                Some(plan) if valid || (stale && self.waits.seal) => {
+                Some(plan) if valid => {
                     return Ok(plan.write_target(pick));
                 }
                 None => return Ok(home),

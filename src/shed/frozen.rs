@@ -50,7 +50,17 @@ impl Known {
 /// What is to be dropped outside all locks: a value may hold a user's type.
 pub(crate) type Garbage = Vec<Arc<Entry>>;
 
+impl Known {
+    fn is_newer(&self, entry: &Entry) -> bool {
+        self.entry.epoch == entry.epoch && !entry.rank.may_replace(&self.entry.rank)
+    }
+}
+
 impl Stripe {
+    fn find(&self, hash: u64, key: &[u8]) -> Option<&Known> {
+        self.values.find(hash, |k| k.hash == hash && *k.key == *key)
+    }
+
     fn take(&mut self, hash: u64, key: &[u8]) -> Option<Known> {
         let found = self.values.find_entry(hash, |k| k.hash == hash && *k.key == *key).ok()?;
         let known = found.remove().0;
@@ -87,6 +97,10 @@ impl Frozen {
     #[must_use]
     pub(crate) fn remember(&self, hash: u64, key: &Key, entry: &Arc<Entry>) -> Garbage {
         let mut stripe = self.stripe(hash).lock();
+        if stripe.find(hash, key).is_some_and(|known| known.is_newer(entry)) {
+            // A load that began earlier has ended later.
+            return Garbage::new();
+        }
         let mut garbage: Garbage = stripe.take(hash, key).map(|k| k.entry).into_iter().collect();
         if entry.bytes.len() > VALUE_BYTES_MAX {
             return garbage;

@@ -142,15 +142,9 @@ impl Guard {
     /// it.
     fn again(&self, error: Error, at: At, tries: u32, repeat: Repeat) -> Result<Duration> {
         let Some(retries) = &self.retries else { return Err(error) };
-        let asked = match error.retry() {
-            Retry::Now => Duration::ZERO,
-            Retry::After(wait) if wait <= retries.wait_max => wait,
-            Retry::After(_) | Retry::Never => return Err(error),
-        };
-        // A refusal protects the store: repeating it is for the caller, and later.
-        if error.is_unknown() || error.kind() == ErrorKind::Shed {
+        let Some(asked) = self.wait(&error).filter(|_| !error.is_unknown()) else {
             return Err(error);
-        }
+        };
         if tries >= retries.attempts {
             return Err(error.with_retry(Retry::Never));
         }
@@ -165,6 +159,18 @@ impl Guard {
         let span = (PAUSE * (1 << tries.min(10))).min(retries.wait_max);
         let drawn = span.mul_f64(self.unit());
         Ok(asked.max(drawn))
+    }
+
+    /// How long the store asks to wait before the call is repeated; `None` where it is not.
+    fn wait(&self, error: &Error) -> Option<Duration> {
+        let wait_max = self.retries.as_ref()?.wait_max;
+        // A refusal protects the store: repeating it is for the caller, and later.
+        match error.retry() {
+            _ if error.kind() == ErrorKind::Shed => None,
+            Retry::Now => Some(Duration::ZERO),
+            Retry::After(wait) => (wait <= wait_max).then_some(wait),
+            Retry::Never => None,
+        }
     }
 
     /// In [0, 1).
@@ -277,7 +283,10 @@ impl Guard {
                 Err(error) => error,
             };
             let verdict = match granted.get(&at) {
-                Some(true) if error.retry() != Retry::Never && !error.is_unknown() => Ok(PAUSE),
+                // The retry of its shard is paid for.
+                Some(true) if !error.is_unknown() => {
+                    self.wait(&error).map(|asked| asked.max(PAUSE)).ok_or_else(|| error.clone())
+                }
                 Some(false) => Err(error.clone().with_retry(Retry::Never)),
                 _ => self.again(error.clone(), at, tries, Repeat::Yes),
             };
@@ -298,8 +307,8 @@ impl Guard {
         (again, longest)
     }
 
-    /// Asks once for all of `items`: those of shards with a place in one call, those of each other
-    /// shard in a call of their own, when it has one.
+    /// Asks once for all of `items`, those of each shard in a call of their own: so the places of a
+    /// fast shard are not held for as long as a slow one takes.
     async fn round<T: Send + 'static>(
         self: &Arc<Self>,
         op: &Many<T>,
@@ -309,28 +318,24 @@ impl Guard {
         for item in items {
             by_door.entry(item.1).or_default().push(item);
         }
-        let (mut done, mut now, mut permits) = (Vec::new(), Vec::new(), Vec::new());
+        let mut done = Vec::new();
         let mut calls: Vec<Round<T>> = Vec::new();
         for (at, items) in by_door {
             match self.enter(at) {
                 Entered::Inside(permit) => {
-                    permits.push(permit);
-                    now.extend(items);
+                    calls.push(Box::pin(ask(self.store.clone(), op.clone(), items, permit)));
                 }
                 Entered::Full(e) => done.extend(items.into_iter().map(|i| (i, Err(e.clone())))),
                 Entered::Waits(waiting) => {
                     let (store, op) = (self.store.clone(), op.clone());
                     calls.push(Box::pin(async move {
                         match waiting.await {
-                            Ok(permit) => ask(store, op, items, vec![permit]).await,
+                            Ok(permit) => ask(store, op, items, permit).await,
                             Err(e) => items.into_iter().map(|i| (i, Err(e.clone()))).collect(),
                         }
                     }));
                 }
             }
-        }
-        if !now.is_empty() {
-            calls.push(Box::pin(ask(self.store.clone(), op.clone(), now, permits)));
         }
         done.extend(join(calls).await.into_iter().flatten());
         done
@@ -348,11 +353,11 @@ async fn ask<T>(
     store: Arc<dyn DynStore>,
     op: Many<T>,
     items: Vec<Item>,
-    permits: Vec<Permit>,
+    permit: Permit,
 ) -> Vec<(Item, Result<T>)> {
     let keys = items.iter().map(|(_, _, key)| key.clone()).collect();
     let mut results = op(store, keys).await.into_iter();
-    drop(permits);
+    drop(permit);
     items.into_iter().map(|i| (i, results.next().unwrap_or_else(|| Err(missing())))).collect()
 }
 

@@ -137,7 +137,7 @@ impl Balance {
                 Ok(Once::Applied(_)) => break true,
                 Ok(Once::Duplicate | Once::Poisoned) => break false,
                 Err(error) if error.is_unknown() && tries + 1 < TRIES => tries += 1,
-                Err(error) => return Err(error.with_key(&core.key)),
+                Err(error) => return Err(error.after(tries > 0).with_key(&core.key)),
             }
             if *core.broken.lock() == Some(Mutant::CreditsElsewhere) {
                 at = at.wrapping_add(1);
@@ -167,7 +167,7 @@ impl Balance {
             if way > 0 {
                 self.0.shared().runtime.sleep(PAUSE * way).await;
             }
-            let doubt = self.0.core.recent.lock().buckets.contains_key(&id);
+            let doubt = self.0.core.recent.lock().bucket(&id).is_some();
             match self.go(amount, &id, doubt).await? {
                 Found::Made => return Ok(Debited::Made),
                 Found::Short(above) => {
@@ -200,7 +200,7 @@ impl Balance {
                 Next::Look => stock.look(Duration::ZERO).await.map(|(picture, _)| Heard::Saw {
                     still: picture.still,
                     epoch: picture.epoch,
-                    stripes: picture.levels.iter().skip(MAIN + 1).sum(),
+                    stripes: sum(&picture.levels[MAIN + 1..]),
                 }),
                 Next::Sweep => self.sweep().await.map(|_| Heard::Swept),
                 Next::End(found) => {
@@ -210,7 +210,7 @@ impl Balance {
                     }
                     return match (found, error) {
                         (Found::Failed, Some(e)) => Err(e.with_outcome(Outcome::NotApplied)),
-                        (Found::Unknown, Some(e)) => Err(e),
+                        (Found::Unknown, Some(e)) => Err(e.after(true)),
                         (found, _) => Ok(found),
                     };
                 }
@@ -316,7 +316,7 @@ impl Balance {
             }
             let (picture, value) = self.0.look(Duration::ZERO).await?;
             if picture.still {
-                let above: i64 = picture.levels.iter().sum();
+                let above = sum(&picture.levels);
                 return Ok(Sum::new(above.saturating_add(self.floor().await?), value.age()));
             }
         }
@@ -329,6 +329,11 @@ impl Balance {
     pub fn break_by(&self, mutant: Mutant) {
         self.0.break_by(mutant);
     }
+}
+
+/// Of rows whose sum may need more than 63 bits.
+fn sum(levels: &[i64]) -> i64 {
+    levels.iter().fold(0, |sum: i64, level| sum.saturating_add(*level))
 }
 
 impl fmt::Debug for Balance {

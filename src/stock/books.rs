@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
 use crate::lanes::ask;
 use crate::store::{End, Ended, Hold};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::time::Duration;
 
@@ -141,6 +141,7 @@ impl Stock {
         let names = self.names().await?;
         let mut owners: HashMap<Key, bool> = HashMap::new();
         let mut open: Vec<(usize, Hold)> = Vec::new();
+        let mut kept: HashSet<Key> = HashSet::new();
         for (bucket, name) in names.iter().enumerate() {
             for (_, hold) in self.holds_of(name).await? {
                 let moves = of_user(&hold).is_none();
@@ -148,7 +149,11 @@ impl Stock {
                     Some(End::Back) => continue,
                     Some(End::Sold) if moves => continue,
                     None if moves => books.in_transit += hold.amount,
-                    Some(End::Sold) => books.sold += hold.amount,
+                    Some(End::Sold) => {
+                        books.sold += hold.amount;
+                        // Units of the same hold in another bucket are too many.
+                        kept.insert(hold.id.clone());
+                    }
                     None => books.held += hold.amount,
                 }
                 if !moves {
@@ -168,10 +173,9 @@ impl Stock {
             books.free += units.max(0).unsigned_abs();
         }
         books.doubled = owners.values().filter(|twice| **twice).count() as u64;
-        let mut kept: HashMap<Key, ()> = HashMap::new();
         let open = open.into_iter().map(|(bucket, hold)| {
             let twice = owners[&hold.id];
-            let extra = twice && kept.insert(hold.id.clone(), ()).is_some();
+            let extra = twice && !kept.insert(hold.id.clone());
             (bucket, hold, extra)
         });
         Ok((books, open.collect()))

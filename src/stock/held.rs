@@ -83,7 +83,9 @@ impl Stock {
             let asked = shared.store.clone().end_hold(name.clone(), id.clone(), end);
             match ask(shared, asked).await {
                 Err(error) if error.is_unknown() && tries + 1 < TRIES => tries += 1,
-                answer => return answer.map_err(|e| e.with_key(&self.core.key)),
+                answer => {
+                    return answer.map_err(|e| e.after(tries > 0).with_key(&self.core.key));
+                }
             }
         }
     }

@@ -135,27 +135,38 @@ pub(super) struct Known {
 /// In which bucket a hold of this process has its units, or may have them.
 #[derive(Default)]
 pub(super) struct Recent {
-    pub(super) buckets: HashMap<Key, usize>,
-    order: VecDeque<Key>,
+    buckets: HashMap<Key, (usize, u64)>,
+    order: VecDeque<(Key, u64)>,
+    turn: u64,
 }
 
 impl Recent {
     pub(super) fn set(&mut self, hold: &Key, bucket: usize) {
-        if self.buckets.insert(hold.clone(), bucket).is_none() {
-            self.order.push_back(hold.clone());
-        }
-        // Those that were forgotten by name leave the order here.
+        let turn = match self.buckets.get(hold) {
+            Some((_, turn)) => *turn,
+            None => {
+                self.turn += 1;
+                self.order.push_back((hold.clone(), self.turn));
+                self.turn
+            }
+        };
+        self.buckets.insert(hold.clone(), (bucket, turn));
+        // Those that were forgotten by name leave the order here, and not what came for it since.
         while self.order.len() > RECENT_MAX
-            && let Some(oldest) = self.order.pop_front()
+            && let Some((oldest, turn)) = self.order.pop_front()
         {
-            self.buckets.remove(&oldest);
+            if self.buckets.get(&oldest).is_some_and(|(_, of)| *of == turn) {
+                self.buckets.remove(&oldest);
+            }
         }
     }
-}
 
-impl Recent {
+    pub(super) fn bucket(&self, hold: &Key) -> Option<usize> {
+        self.buckets.get(hold).map(|(bucket, _)| *bucket)
+    }
+
     /// Nothing of this hold is under way.
-    fn forget(&mut self, hold: &Key) {
+    pub(super) fn forget(&mut self, hold: &Key) {
         self.buckets.remove(hold);
     }
 }
@@ -272,14 +283,14 @@ impl Stock {
         let names = self.names().await?;
         let (shared, core) = (self.shared(), &self.core);
         let hash = mix(id);
-        let doubt = core.recent.lock().buckets.get(id).copied();
+        let doubt = core.recent.lock().bucket(id);
         let broken = *core.broken.lock();
         let mut probe = match &*core.known.lock() {
             Some(known) => Probe::new(hash, amount, &known.levels, doubt),
             None => return Ok(Found::Busy),
         }
         .broken_by(broken);
-        let mut error = None;
+        let mut error: Option<Error> = None;
         loop {
             let next = probe.next();
             let answer = match next {
@@ -306,7 +317,8 @@ impl Stock {
                         core.recent.lock().forget(id);
                     }
                     return match (found, error) {
-                        (Found::Unknown(_) | Found::Failed, Some(error)) => Err(error),
+                        (Found::Unknown(_), Some(error)) => Err(error.after(true)),
+                        (Found::Failed, Some(error)) => Err(error),
                         (found, _) => Ok(found),
                     };
                 }

@@ -79,7 +79,8 @@ impl Stock {
             // Nobody knows: the record says whose it is.
             Err(error) if !error.is_unknown() => return Err(error),
             _ => match self.load().await? {
-                Some((_, record)) => record.nonce == nonce,
+                // Drawn once, and the same for as long as the record lives.
+                Some((_, record)) => record.seed == first.seed,
                 None => return Err(self.crowded()),
             },
         };
@@ -102,7 +103,8 @@ impl Stock {
     pub async fn restock(&self, units: u64) -> Result<()> {
         let grown = |record: &Record, nonce| record.grown(units, nonce);
         match self.write(grown).await? {
-            true => self.finish().await.map(drop),
+            // They are written down, and whoever needs them fills them in.
+            true => self.finish().await.map(drop).map_err(|e| e.after(true)),
             false => Err(self.too_many(units)),
         }
     }
@@ -233,30 +235,33 @@ impl Stock {
 
     /// Writes down work once none is under way; false when `next` has none to write.
     async fn write(&self, next: impl Fn(&Record, u64) -> Option<Record>) -> Result<bool> {
+        let nonce = self.shared().roll();
+        // A write of unknown outcome, and the epoch that it was to replace: it may land late.
+        let mut doubt: Option<(u64, Error)> = None;
         for _ in 0..WRITE_TRIES {
-            let Some((bytes, record)) = self.load().await? else {
-                return Err(no_stock(&self.core.key));
+            let found = self.load().await.map_err(|e| e.after(doubt.is_some()))?;
+            let Some((bytes, record)) = found else {
+                return Err(no_stock(&self.core.key).after(doubt.is_some()));
             };
+            match &doubt {
+                Some(_) if record.nonce == nonce => return Ok(true),
+                // Work that is done already has raised the epoch, and took another nonce.
+                Some((epoch, error)) if record.epoch != *epoch => return Err(error.clone()),
+                _ => {}
+            }
             if record.work != Work::None {
                 self.finish().await?;
                 continue;
             }
-            let nonce = self.shared().roll();
             let Some(next) = next(&record, nonce) else { return Ok(false) };
             match self.replace(Some(bytes), &next).await {
                 Ok(true) => return Ok(true),
                 Ok(false) => {}
-                // Nobody knows: the record says whose work it has. Work that is done already has
-                // raised the epoch, and took another nonce.
-                Err(error) if error.is_unknown() => match self.load().await {
-                    Ok(Some((_, now))) if now.nonce == nonce => return Ok(true),
-                    Ok(Some((_, now))) if now.epoch == record.epoch => {}
-                    _ => return Err(error.with_key(&self.core.key)),
-                },
-                Err(error) => return Err(error),
+                Err(error) if error.is_unknown() => doubt = Some((record.epoch, error)),
+                Err(error) => return Err(error.after(doubt.is_some())),
             }
         }
-        Err(self.crowded())
+        Err(doubt.map_or_else(|| self.crowded(), |(_, error)| error))
     }
 
     /// Replaces the record; whether it did.

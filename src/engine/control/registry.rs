@@ -20,7 +20,7 @@
 
 use super::super::time::Tick;
 use crate::key::Key;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -322,6 +322,9 @@ pub struct Catalog {
     timing: Timing,
     list: List,
     records: BTreeMap<Key, Record>,
+    /// Keys with a record that have left the list since it was read: who was away when that
+    /// happened knows one from before, and its slots may be gone.
+    left: BTreeSet<Key>,
     /// The lease runs until then.
     until: Tick,
     /// When the last renewal that ended well was sent.
@@ -336,6 +339,7 @@ impl Catalog {
             timing,
             list: List::default(),
             records: BTreeMap::new(),
+            left: BTreeSet::new(),
             until: Tick::ZERO,
             renewed: None,
         }
@@ -358,6 +362,7 @@ impl Catalog {
             (None, None) => Lookup::Absent(self.until),
             (Some(listed), Some(record)) if !record.stamp().covers(&listed) => Lookup::Stale(known),
             (Some(_), None) => Lookup::Stale(None),
+            (None, Some(_)) if self.has_left(key) => Lookup::Stale(known),
             (_, Some(record)) => Lookup::Record(record, self.until),
         }
     }
@@ -383,10 +388,15 @@ impl Catalog {
         // The list is written before the root: it is never older, unless something was lost. Should
         // it be older than the one known here, the records that are known stay known.
         if list.version >= root.version {
+            let gone = self.list.entries.keys().filter(|key| !list.entries.contains_key(*key));
+            self.left.extend(gone.cloned());
+            self.left
+                .retain(|key| !list.entries.contains_key(key) && self.records.contains_key(key));
             self.list = list;
             self.renew(sent);
             if self.records.len() > LISTED_MAX {
                 self.records.retain(|key, _| self.list.entries.contains_key(key));
+                self.left.clear();
             }
         }
     }
@@ -400,6 +410,7 @@ impl Catalog {
 
     /// A record was read, or written. True unless a newer one is known.
     pub fn handle_record(&mut self, key: &Key, record: Record) -> bool {
+        self.left.remove(key);
         let newer = self.records.get(key).is_none_or(|known| known.version <= record.version);
         if newer {
             self.records.insert(key.clone(), record);
@@ -423,9 +434,16 @@ impl Catalog {
     /// asked.
     pub fn stale(&self, all: bool) -> impl Iterator<Item = &Key> {
         let stale = move |(key, record): &(&Key, &Record)| {
-            all || self.list.get(key).is_some_and(|listed| !record.stamp().covers(&listed))
+            let behind = |listed: Stamp| !record.stamp().covers(&listed);
+            all || self.has_left(key) || self.list.get(key).is_some_and(behind)
         };
         self.records.iter().filter(stale).map(|(key, _)| key)
+    }
+
+    /// Whether `key` has left the list and its record was not read since.
+    #[must_use]
+    pub fn has_left(&self, key: &Key) -> bool {
+        self.left.contains(key)
     }
 
     /// Whether any record is known.
@@ -550,7 +568,33 @@ mod tests {
         catalog.handle_record(&key, record.clone());
         assert!(!catalog.handle_root(at(5), old.root()));
         catalog.handle_list(at(5), old.root(), old);
+        assert_eq!(catalog.lookup(at(6), &key), Lookup::Stale(Some(&record)));
+        catalog.handle_record(&key, record.clone());
         assert_eq!(catalog.lookup(at(6), &key), Lookup::Record(&record, at(1005)));
+    }
+
+    /// A process that was frozen for long comes back when the counter has gone home and its slots
+    /// are deleted: a valid lease says nothing of a key that is not on the list any more.
+    #[test]
+    fn a_record_of_a_key_that_has_left_the_list_is_read_again_before_it_is_used() {
+        let mut catalog = Catalog::new(TIMING);
+        let key = Key::from("k");
+        let spread = Record::first(1).with(2, "salt", Some("slots"));
+        let home = spread.with(3, "salt", None);
+        let listed = List::default().with(1, &key, spread.stamp(), 9).unwrap();
+        catalog.handle_list(at(0), listed.root(), listed.clone());
+        catalog.handle_record(&key, spread.clone());
+        let left = listed.without(2, &key);
+        catalog.handle_list(at(5), left.root(), left.clone());
+        assert_eq!(catalog.lookup(at(6), &key), Lookup::Stale(Some(&spread)));
+        assert!(catalog.has_left(&key));
+        assert_eq!(catalog.stale(false).collect::<Vec<_>>(), [&key]);
+        // However often the list is read.
+        catalog.handle_list(at(7), left.root(), left);
+        assert_eq!(catalog.lookup(at(8), &key), Lookup::Stale(Some(&spread)));
+        catalog.handle_record(&key, home.clone());
+        assert_eq!(catalog.lookup(at(8), &key), Lookup::Record(&home, at(1007)));
+        assert!(!catalog.has_left(&key));
     }
 
     #[test]

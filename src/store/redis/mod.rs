@@ -506,8 +506,8 @@ impl Store for RedisStore {
     }
 
     async fn push_tokens(&self, key: &Key, batch: &Key, tokens: Vec<Bytes>) -> Result<bool> {
-        let (ids, (kept, max)) = (scripts::beside(key, "once"), self.kept());
-        let mut args = vec![batch.as_bytes(), kept.as_bytes(), max.as_bytes()];
+        let (ids, (_, max)) = (scripts::beside(key, "once"), self.kept());
+        let mut args = vec![batch.as_bytes(), max.as_bytes()];
         args.extend(tokens.iter().map(Bytes::as_ref));
         let script = &self.inner.scripts.push_tokens;
         yes(&self.script("tokens", script, key, &[key, &ids], &args).await?)

@@ -285,12 +285,14 @@ impl Node {
 
     /// Room for one more call; if need be that of a handle which is kept.
     fn permit(&self) -> Option<Permit> {
-        let take = || Permit::take(&self.in_flight, self.in_flight_max);
-        take().or_else(|| {
+        // Another call may take the place that a kept handle gives up: then the next one.
+        loop {
+            if let Some(permit) = Permit::take(&self.in_flight, self.in_flight_max) {
+                return Some(permit);
+            }
             let kept = self.spare.iter().find_map(|spare| spare.0.lock().pop());
             drop(kept?);
-            take()
-        })
+        }
     }
 
     fn spare(&self) -> &Mutex<Vec<Handle>> {

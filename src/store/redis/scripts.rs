@@ -239,18 +239,18 @@ redis.call('HSET', KEYS[2], ARGV[1], 'o:' .. ARGV[2] .. ':' .. left)
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
 return {1, left}";
 
-/// KEYS 1 list, 2 ids; ARGV batch, how long ids are kept in ms, how many, tokens.
+/// KEYS 1 list, 2 ids; ARGV batch, how many ids are kept, tokens. Batches are not forgotten: whoever
+/// finds a filling left undone, however late, must not fill in again.
 const PUSH_TOKENS: &str = r"
 if redis.call('HGET', KEYS[2], ARGV[1]) then return 0 end
-if redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[3]) then
+if redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[2]) then
   return redis.error_reply('HSLIMIT the key remembers no more ids')
 end
-for i = 4, #ARGV do
+for i = 3, #ARGV do
   local pushed = redis.pcall('RPUSH', KEYS[1], ARGV[i])
   if type(pushed) == 'table' then return pushed end
 end
 redis.call('HSET', KEYS[2], ARGV[1], 'applied')
-redis.call('PEXPIRE', KEYS[2], ARGV[2])
 return 1";
 
 /// KEYS 1 list, 2 holds; ARGV hold, how long holds are kept in ms, how many. A hold stands as
