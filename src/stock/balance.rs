@@ -64,8 +64,11 @@ impl Heatsink {
 /// A striped balance. Made by [`Heatsink::balance`]; clones are handles to the same one.
 ///
 /// Every credit and every debit has an id and counts once, whoever crashes and whatever reply is
-/// lost, for as long as the store remembers ids (`RedisStore`: 24 hours after the account was last
-/// used, a million ids per row, both to be set there).
+/// lost, for as long as the store remembers ids. `RedisStore`: 24 hours after a row's last *new* id,
+/// and a million ids per row, beyond which the row refuses; both are set there. An id that may be
+/// redelivered later than that is to be remembered elsewhere. So much a busy account makes per
+/// `ids_kept`: its credits ÷ stripes, and in the main account its debits and one id per sweep and
+/// stripe.
 #[derive(Clone)]
 pub struct Balance(Stock);
 
@@ -74,7 +77,8 @@ pub struct Balance(Stock);
 pub enum Debited {
     /// It is made.
     Made,
-    /// It would have gone below the floor; nothing was taken.
+    /// It would have gone below the floor; nothing was taken by this process. Where another one died
+    /// over the same id, what it had sent may still land: reverse the id to be sure.
     Short {
         /// The balance at that moment; less where credits have landed since.
         balance: i64,

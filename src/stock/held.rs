@@ -48,7 +48,8 @@ impl Held {
         }
     }
 
-    /// Puts the units back, once.
+    /// Puts the units back, once. Where the store has forgotten the hold meanwhile (`RedisStore`: 24
+    /// hours after the bucket's last hold) nothing comes back; a `Reconciler` ends holds in time.
     ///
     /// # Cost, Cancel safety
     /// As [`confirm`](Held::confirm).
