@@ -201,6 +201,8 @@ pub(crate) enum From {
     Loader(Box<dyn FnOnce() -> BoxFuture<'static, Result<Loaded>> + Send>),
     /// One of the two, for a tenant that the caller named.
     For(Tenant, Box<From>),
+    /// One of them, as a part of a call that its budgets have admitted already.
+    Paid(Box<From>),
 }
 
 impl From {
@@ -223,13 +225,17 @@ impl From {
         match self {
             From::Store => false,
             From::Loader(_) => true,
-            From::For(_, from) => from.is_loader(),
+            From::For(_, from) | From::Paid(from) => from.is_loader(),
         }
     }
 
     /// Asks the budgets of the caller whether it may cost the store a load.
     pub(crate) fn admit(&self, shared: &Shared, key: &[u8]) -> Result<()> {
-        let tenant = if let From::For(tenant, _) = self { Some(*tenant) } else { None };
+        let tenant = match self {
+            From::Paid(_) => return Ok(()),
+            From::For(tenant, _) => Some(*tenant),
+            From::Store | From::Loader(_) => None,
+        };
         shared.admit(|| shared.hash(key), key, tenant)
     }
 
@@ -248,7 +254,7 @@ impl From {
             // Inside the future, so that a panic of the closure itself is caught too.
             From::Loader(load) => Box::pin(async move { load().await }),
             From::Store => Box::pin(async move { store.get(key).await.map(Loaded::from_store) }),
-            From::For(_, from) => from.load(shared, key, cached),
+            From::For(_, from) | From::Paid(from) => from.load(shared, key, cached),
         }
     }
 

@@ -247,6 +247,73 @@ fn a_tenant_that_is_named_per_call_has_precedence() {
 }
 
 #[test]
+fn the_refresh_of_a_stale_value_is_charged_to_the_tenant_that_was_named() {
+    let rig = admission(Admission::new().per_tenant(Budget::per_sec(1).burst(1)));
+    let keys: Vec<String> = (0..20).map(|i| format!("k{i}")).collect();
+    for key in &keys {
+        rig.hs.control().pin(key, Treatment::near()).unwrap();
+        rig.rt.block_on(rig.hs.put(key, "v")).unwrap();
+        drop(rig.rt.block_on(rig.hs.get(key)));
+    }
+    rig.rt.run_for(1500 * MS);
+    let before = operations(&rig.store);
+    for key in &keys {
+        let value = rig.rt.block_on(rig.hs.get_with(key, Read::new().tenant("t"))).unwrap();
+        assert_eq!(value.unwrap(), b"v");
+    }
+    rig.rt.run_for(100 * MS);
+    assert_eq!(operations(&rig.store) - before, 1, "the tenant may cost one load");
+}
+
+#[test]
+fn a_take_that_has_to_look_costs_its_budget_once() {
+    let rig = admission(Admission::new().per_key(Budget::per_sec(1).burst(1)));
+    let stock = rig.hs.stock("seats").unwrap();
+    rig.rt.block_on(stock.create(0, 2)).unwrap();
+    rig.rt.run_for(2 * SEC);
+    let taken = rig.rt.block_on(stock.take(1, "buyer")).unwrap();
+    assert!(matches!(taken, heatsink::Taken::SoldOut), "{taken:?}");
+}
+
+#[test]
+fn events_and_resets_are_held_to_the_budget_of_their_key() {
+    let rig = admission(Admission::new().per_key(small()));
+    let likes = rig.hs.counter("likes");
+    let made =
+        (0..100).filter(|i| rig.rt.block_on(likes.add_event(format!("e{i}"), 1)).is_ok()).count();
+    assert_eq!(made, 3);
+    let refused = rig.rt.block_on(likes.reset()).unwrap_err();
+    assert_eq!((refused.kind(), refused.outcome()), (ErrorKind::Shed, Outcome::NotApplied));
+}
+
+#[test]
+fn a_write_that_may_have_been_made_stays_of_unknown_outcome_when_a_later_try_is_refused() {
+    let rt = SimRuntime::new(1);
+    let store = MemoryStore::builder().shards(4).runtime(rt.clone()).build();
+    let hs = Heatsink::builder(store.clone()).runtime(rt.clone()).build().unwrap();
+    let refused_after = |op, done: Fault| {
+        store.faults().next(On::Only(op), done);
+        store.faults().next_n(On::Only(op), 8, Fault::NotApplied);
+    };
+    let balance = hs.balance("wallet").unwrap();
+    rt.block_on(balance.open(100, 0, 2)).unwrap();
+    let stock = hs.stock("seats").unwrap();
+    rt.block_on(stock.create(10, 1)).unwrap();
+    type Call<'a> = heatsink::runtime::BoxFuture<'a, heatsink::Result<()>>;
+    let calls: Vec<(Op, Call<'_>)> = vec![
+        (Op::AddOnce, Box::pin(async { balance.credit(5, "c").await.map(drop) })),
+        (Op::Take, Box::pin(async { balance.debit(5, "d").await.map(drop) })),
+        (Op::Take, Box::pin(async { stock.take(1, "buyer").await.map(drop) })),
+    ];
+    for (op, call) in calls {
+        refused_after(op, Fault::UnknownApplied);
+        let error = rt.block_on(call).unwrap_err();
+        assert_eq!(error.outcome(), Outcome::Unknown, "{op:?}: {error}");
+        store.faults().clear();
+    }
+}
+
+#[test]
 fn nobody_is_refused_for_the_budget_of_whoever_else_waits() {
     let rt = SimRuntime::new(1);
     let doomed = SimRuntime::with_clock(2, rt.clock());

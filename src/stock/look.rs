@@ -60,6 +60,8 @@ impl Stock {
             Ok(Loaded { stored, by_loader: true, uncached: false, decoded: None })
         });
         let hash = self.shared().hash(&name);
+        // A look is a part of the call that needs it, and of all that wait for one.
+        let from = From::Paid(Box::new(from));
         let value = self.hs.join_or_lead((hash, name), Some(max_age), from, 0).await;
         let value = value.map_err(|e| e.with_key(&self.core.key))?;
         let mut words = std::str::from_utf8(&value).unwrap_or_default().split(' ');
