@@ -171,6 +171,11 @@ impl RedisStore {
         reply.and_then(checked).map_err(|e| e.with_key(key))
     }
 
+    /// Fails where scripts are not allowed, for what goes without them only in part.
+    fn scripted(&self, what: &'static str) -> Result<()> {
+        if self.inner.options.scripts { Ok(()) } else { Err(Error::unsupported(what)) }
+    }
+
     async fn script(
         &self,
         what: &'static str,
@@ -179,9 +184,7 @@ impl RedisStore {
         keys: &[&[u8]],
         args: &[&[u8]],
     ) -> Result<Value> {
-        if !self.inner.options.scripts {
-            return Err(Error::unsupported(what));
-        }
+        self.scripted(what)?;
         let slot = key.cluster_slot();
         let route = &self.inner.route;
         let reply = self.run(async {
@@ -364,9 +367,7 @@ impl Store for RedisStore {
         value: Bytes,
         ttl: Option<Duration>,
     ) -> Result<bool> {
-        if !self.inner.options.scripts {
-            return Err(Error::unsupported("compare_and_set"));
-        }
+        self.scripted("compare_and_set")?;
         let Some(expected) = expected else {
             let mut cmd = redis::cmd("SET");
             cmd.arg(key.as_bytes()).arg(value.as_ref()).arg("NX");
@@ -429,6 +430,7 @@ impl Store for RedisStore {
     }
 
     async fn folded(&self, key: &Key, id: &Key) -> Result<bool> {
+        self.scripted("fold")?;
         let mut cmd = redis::cmd("HEXISTS");
         cmd.arg(scripts::beside(key, "fold")).arg(id.as_bytes());
         let reply = self.plain(key, &cmd, false).await?;
@@ -436,6 +438,7 @@ impl Store for RedisStore {
     }
 
     async fn unfold(&self, key: &Key, id: &Key) -> Result<bool> {
+        self.scripted("fold")?;
         let mut cmd = redis::cmd("HDEL");
         cmd.arg(scripts::beside(key, "fold")).arg(id.as_bytes());
         yes(&self.plain(key, &cmd, true).await?)
@@ -485,9 +488,7 @@ impl Store for RedisStore {
     }
 
     async fn holds(&self, key: &Key, page: Option<Bytes>) -> Result<Holds> {
-        if !self.inner.options.scripts {
-            return Err(Error::unsupported("take"));
-        }
+        self.scripted("take")?;
         let holds = scripts::beside(key, "hold");
         let mut cmd = redis::cmd("HSCAN");
         let from = page.unwrap_or_else(|| Bytes::from_static(b"0"));
@@ -532,9 +533,7 @@ impl Store for RedisStore {
     }
 
     async fn count_tokens(&self, key: &Key) -> Result<u64> {
-        if !self.inner.options.scripts {
-            return Err(Error::unsupported("tokens"));
-        }
+        self.scripted("tokens")?;
         let mut cmd = redis::cmd("LLEN");
         cmd.arg(key.as_bytes());
         let reply = self.plain(key, &cmd, false).await?;
