@@ -36,11 +36,12 @@ fn it_passes_with_a_ceiling_a_lagging_replica_and_fnv_placement() {
 
 #[test]
 fn it_passes_with_each_capability_off_and_with_none() {
-    let switches: [fn(&mut Capability); 13] = [
+    let switches: [fn(&mut Capability); 14] = [
         |c| c.compare_and_set = false,
         |c| c.put_if_newer = false,
         |c| c.seal = false,
         |c| c.add_once = false,
+        |c| c.fold = false,
         |c| c.claim_lane = false,
         |c| c.take = false,
         |c| c.tokens = false,
