@@ -1,5 +1,6 @@
 //! What the hot paths allocate, and what an instance and its hot keys take in memory. Counted, not
-//! timed, so that a busy machine does not matter. Exit status 1: a limit was passed.
+//! timed, so that a busy machine does not matter. Exit status 1: a target is missed. With `--test` it
+//! is 1 only when something has become worse than it is known to be.
 //!
 //! `cargo bench --bench allocations [-- --json | --test]`
 
@@ -19,8 +20,10 @@ const MAX_CONTROL_BYTES: f64 = (1 << 20) as f64;
 
 /// Paths that allocate nothing.
 const NONE: [&str; 5] = ["observe", "try_read_with", "read_with", "get", "buffered add"];
-/// What a cold get may allocate more than a bare one.
-const MAX_ADDED: f64 = 12.0;
+/// What a cold get may allocate more than a bare one: the target, and what it does now.
+const ADDED: (f64, f64) = (2.0, 7.0);
+/// Bytes of a hot key beside its value, as it is now.
+const KEY_BYTES_NOW: f64 = 1_200.0;
 
 /// Of a hot key beside its value: the key, a line per core, and what the tables keep of it.
 fn max_key_bytes() -> f64 {
@@ -54,9 +57,10 @@ fn memory() -> heatsink::Result<(f64, f64)> {
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
-    let json = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [] | ["--test"] => false,
-        ["--json"] => true,
+    let (json, smoke) = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => (false, false),
+        ["--test"] => (false, true),
+        ["--json"] => (true, false),
         _ => {
             eprintln!("usage: allocations [--json | --test]");
             return ExitCode::from(2);
@@ -73,10 +77,9 @@ fn main() -> ExitCode {
     let of = |name: &str| NAMES.iter().position(|n| *n == name).map_or(f64::NAN, |at| rows[at]);
     let added = of("cold get") - of("bare get");
     let (control, key) = memory().expect("room for the pins");
-    let met = NONE.iter().all(|name| of(name) == 0.0)
-        && added <= MAX_ADDED
-        && control <= MAX_CONTROL_BYTES
-        && key <= max_key_bytes();
+    let promised = NONE.iter().all(|name| of(name) == 0.0) && control <= MAX_CONTROL_BYTES;
+    let met = promised && added <= ADDED.0 && key <= max_key_bytes();
+    let no_worse = promised && added <= ADDED.1 && key <= KEY_BYTES_NOW;
     if json {
         let row = |(name, n): (&&str, &f64)| format!(r#"{{"name":"{name}","allocations":{n:.3}}}"#);
         let rows: Vec<String> = NAMES.iter().zip(&rows).map(row).collect();
@@ -89,16 +92,19 @@ fn main() -> ExitCode {
         for (name, n) in NAMES.iter().zip(&rows) {
             println!("{name:<24}{n:>12.3}");
         }
-        println!("added to a cold get: {added:.2}; at most {MAX_ADDED}");
+        println!("added to a cold get: {added:.2}; to meet: {}", ADDED.0);
         println!(
-            "an instance: {:.0} KiB; at most {:.0}",
+            "an instance: {:.0} KiB; to meet: {:.0}",
             control / 1024.0,
             MAX_CONTROL_BYTES / 1024.0
         );
-        println!("a hot key, beside its value: {key:.0} bytes; at most {:.0}", max_key_bytes());
+        println!("a hot key, beside its value: {key:.0} bytes; to meet: {:.0}", max_key_bytes());
     }
     if !met {
-        eprintln!("a limit was passed");
+        eprintln!("a target is missed");
     }
-    if met { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if smoke && !no_worse {
+        eprintln!("and it is worse than it was");
+    }
+    if met || (smoke && no_worse) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
