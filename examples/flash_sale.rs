@@ -5,7 +5,7 @@
 //! different shards, and a waiting room lets buyers in at the rate that the buckets can take.
 
 use heatsink::engine::time::Tick;
-use heatsink::store::{MemoryStore, Store, Take};
+use heatsink::store::{Id, MemoryStore, Store, Take};
 use heatsink::testing::SimRuntime;
 use heatsink::{Heatsink, Key, Loads, Retry, Stock, Taken, WaitingRoom};
 use serde_json::{Value, json};
@@ -190,7 +190,7 @@ fn bare() -> Result<Outcome, Fail> {
         let (rt, store, sale, row) = (rt.clone(), store.clone(), sale.clone(), row.clone());
         async move {
             let came = rt.now();
-            let hold = Key::from(format!("order:{n}"));
+            let hold = Id::from(&*format!("order:{n}"));
             for _ in 0..BARE_TRIES {
                 match store.take(&row, 1, &hold).await {
                     Ok(Take::Taken { .. }) => return sale.sold(came, rt.now()),

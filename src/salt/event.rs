@@ -107,7 +107,7 @@ async fn once(shared: &Arc<Shared>, key: &Key, id: &Key, amount: i64) -> Result<
     }
     let Some(salted) = &shared.salted else {
         let store = &shared.store;
-        let add = || store.clone().add_once(key.clone(), id.clone(), amount);
+        let add = || store.clone().add_once(key.clone(), id.clone().into(), amount);
         return match settled(shared, add).await? {
             Once::Applied(_) => Ok(Counted::Now),
             Once::Duplicate => Ok(Counted::Before),
@@ -144,13 +144,13 @@ impl Salted {
             let store = &shared.store;
             for of in older {
                 let (name, id) = self.event_name(key, id, of);
-                let poison = || store.clone().poison_once(name.clone(), id.clone());
+                let poison = || store.clone().poison_once(name.clone(), id.clone().into());
                 if settled(shared, poison).await? == Once::Duplicate {
                     return Ok(Counted::Before);
                 }
             }
             let (name, id) = self.event_name(key, id, cur);
-            let add = || store.clone().add_once(name.clone(), id.clone(), amount);
+            let add = || store.clone().add_once(name.clone(), id.clone().into(), amount);
             match settled(shared, add).await {
                 Ok(Once::Applied(_)) => return Ok(Counted::Now),
                 Ok(Once::Duplicate) => return Ok(Counted::Before),

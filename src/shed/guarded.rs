@@ -4,7 +4,9 @@ use super::guard::{Guard, Repeat};
 use crate::error::Result;
 use crate::key::Key;
 use crate::runtime::BoxFuture;
-use crate::store::{Capability, DynStore, End, Ended, Holds, Once, Popped, Stored, Take, Version};
+use crate::store::{
+    Capability, DynStore, End, Ended, Holds, Id, Once, Popped, Stored, Take, Version,
+};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
@@ -89,7 +91,7 @@ impl DynStore for Guard {
     fn add_once(
         self: Arc<Self>,
         key: Key,
-        id: Key,
+        id: Id,
         amount: i64,
     ) -> BoxFuture<'static, Result<Once>> {
         self.call(&key.clone(), Repeat::Yes, move |store| {
@@ -97,7 +99,7 @@ impl DynStore for Guard {
         })
     }
 
-    fn poison_once(self: Arc<Self>, key: Key, id: Key) -> BoxFuture<'static, Result<Once>> {
+    fn poison_once(self: Arc<Self>, key: Key, id: Id) -> BoxFuture<'static, Result<Once>> {
         self.call(&key.clone(), Repeat::Yes, move |store| {
             store.poison_once(key.clone(), id.clone())
         })
@@ -117,7 +119,7 @@ impl DynStore for Guard {
         self.call(&key.clone(), Repeat::Yes, move |store| store.unfold(key.clone(), id.clone()))
     }
 
-    fn take(self: Arc<Self>, key: Key, amount: u64, hold: Key) -> BoxFuture<'static, Result<Take>> {
+    fn take(self: Arc<Self>, key: Key, amount: u64, hold: Id) -> BoxFuture<'static, Result<Take>> {
         self.call(&key.clone(), Repeat::Yes, move |store| {
             store.take(key.clone(), amount, hold.clone())
         })
@@ -126,7 +128,7 @@ impl DynStore for Guard {
     fn end_hold(
         self: Arc<Self>,
         key: Key,
-        hold: Key,
+        hold: Id,
         end: End,
     ) -> BoxFuture<'static, Result<Ended>> {
         self.call(&key.clone(), Repeat::Yes, move |store| {
@@ -141,7 +143,7 @@ impl DynStore for Guard {
     fn push_tokens(
         self: Arc<Self>,
         key: Key,
-        batch: Key,
+        batch: Id,
         tokens: Vec<Bytes>,
     ) -> BoxFuture<'static, Result<bool>> {
         self.call(&key.clone(), Repeat::Yes, move |store| {
@@ -149,7 +151,7 @@ impl DynStore for Guard {
         })
     }
 
-    fn pop_token(self: Arc<Self>, key: Key, hold: Key) -> BoxFuture<'static, Result<Popped>> {
+    fn pop_token(self: Arc<Self>, key: Key, hold: Id) -> BoxFuture<'static, Result<Popped>> {
         self.call(&key.clone(), Repeat::Yes, move |store| {
             store.pop_token(key.clone(), hold.clone())
         })

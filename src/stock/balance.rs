@@ -66,9 +66,9 @@ impl Heatsink {
 /// Every credit and every debit has an id and counts once, whoever crashes and whatever reply is
 /// lost, for as long as the store remembers ids. `RedisStore`: 24 hours after a row's last *new* id,
 /// and a million ids per row, beyond which the row refuses; both are set there. An id that may be
-/// redelivered later than that is to be remembered elsewhere. So much a busy account makes per
-/// `ids_kept`: its credits ÷ stripes, and in the main account its debits and one id per sweep and
-/// stripe.
+/// redelivered later than that is to be remembered elsewhere. So many a busy account makes per
+/// `ids_kept`: its credits ÷ stripes, and in the main account its debits. Sweeps need none: of each
+/// stripe the last one is remembered, without end.
 #[derive(Clone)]
 pub struct Balance(Stock);
 
@@ -136,7 +136,8 @@ impl Balance {
         let applied = loop {
             // The id pins the stripe: asked again, it meets what it has left there.
             let stripe = MAIN + 1 + (at % (names.len() as u64 - 1)) as usize;
-            let added = stock.shared().store.clone().add_once(names[stripe].clone(), id.clone(), n);
+            let added =
+                stock.shared().store.clone().add_once(names[stripe].clone(), id.clone().into(), n);
             match ask(stock.shared(), added).await {
                 Ok(Once::Applied(_)) => break true,
                 Ok(Once::Duplicate | Once::Poisoned) => break false,

@@ -113,7 +113,7 @@ impl Stock {
     /// Where the units are.
     ///
     /// # Cost
-    /// Store operations: 1, one per bucket, and one per bucket and 512 holds.
+    /// Store operations: 1, three per bucket, and one per 512 holds.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.

@@ -81,7 +81,7 @@ impl Stock {
         let shared = self.shared();
         let mut tries = 0;
         loop {
-            let asked = shared.store.clone().end_hold(name.clone(), id.clone(), end);
+            let asked = shared.store.clone().end_hold(name.clone(), id.clone().into(), end);
             match ask(shared, asked).await {
                 Err(error) if error.is_unknown() && tries + 1 < TRIES => tries += 1,
                 answer => {

@@ -9,7 +9,7 @@ use crate::lanes::ask;
 use crate::names::Part;
 use crate::runtime::BoxFuture;
 use crate::shared::Shared;
-use crate::store::{Capability, Popped, Stored, Take};
+use crate::store::{Capability, Id, Popped, Stored, Take};
 use bytes::Bytes;
 use std::sync::Arc;
 
@@ -74,9 +74,9 @@ impl Kind {
     ) -> Result<(Take, Option<Bytes>)> {
         let store = shared.store.clone();
         if self != Kind::Tokens {
-            return ask(shared, store.take(name, amount, id)).await.map(|take| (take, None));
+            return ask(shared, store.take(name, amount, id.into())).await.map(|take| (take, None));
         }
-        Ok(match ask(shared, store.pop_token(name, id)).await? {
+        Ok(match ask(shared, store.pop_token(name, id.into())).await? {
             Popped::Token { token, left } => {
                 let left = i64::try_from(left).unwrap_or(i64::MAX);
                 (Take::Taken { left }, Some(token))
@@ -108,21 +108,23 @@ impl Kind {
     }
 }
 
-/// Puts the tokens with these numbers into the list `name`, each batch of them once.
+/// Puts the tokens with these numbers into the list `name`, each batch of them once: the first of
+/// them under `id`, with its place behind it.
 pub(super) async fn mint(
     shared: &Arc<Shared>,
     name: &Key,
-    id: &Key,
+    id: &Id,
     numbers: std::ops::Range<u64>,
 ) -> Result<()> {
-    let mut from = numbers.start;
+    let (mut from, mut place) = (numbers.start, 0_u64);
     while from < numbers.end {
         let to = from.saturating_add(BATCH).min(numbers.end);
         let tokens = (from..to).map(|n| Bytes::from(n.to_string())).collect();
-        let batch = Key::from([id.as_bytes(), b".", from.to_string().as_bytes()].concat());
+        let of = [id.name.as_bytes(), b".", place.to_string().as_bytes()].concat();
+        let batch = Id { name: of.into(), turn: id.turn };
         let pushed = shared.store.clone().push_tokens(name.clone(), batch, tokens);
         ask(shared, pushed).await.map_err(|e: Error| e.with_key(name))?;
-        from = to;
+        (from, place) = (to, place + 1);
     }
     Ok(())
 }

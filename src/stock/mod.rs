@@ -307,7 +307,7 @@ impl Stock {
                 }
                 Next::Bar(bucket) => {
                     let name = names[bucket].clone();
-                    let end = shared.store.clone().end_hold(name, id.clone(), End::Back);
+                    let end = shared.store.clone().end_hold(name, id.clone().into(), End::Back);
                     ask(shared, end).await.map(Heard::Barred)
                 }
                 Next::Look => self.look(Duration::ZERO).await.map(|(p, _)| Heard::Saw(Some(p))),
@@ -394,7 +394,7 @@ impl Stock {
         let asks = names.iter().map(|name| {
             let (shared, name, id) = (shared.clone(), name.clone(), id.clone());
             let asked: BoxFuture<'static, _> = Box::pin(async move {
-                ask(&shared, shared.store.clone().take(name, u64::MAX, id)).await
+                ask(&shared, shared.store.clone().take(name, u64::MAX, id.into())).await
             });
             asked
         });

@@ -185,7 +185,7 @@ impl Stock {
     /// One step, from wherever another may have left it; units moved.
     async fn carry_out(self, names: Arc<[Key]>, mut step: Step, first: u64) -> Result<u64> {
         let shared = self.shared();
-        let id = Key::from(format!("m:{}", step.id));
+        let id = step.id.clone();
         let mut tries = 0;
         while let Some(question) = step.ask() {
             let store = shared.store.clone();
@@ -220,6 +220,8 @@ impl Stock {
                     step.heard(answer);
                     tries = 0;
                 }
+                // It will not fit the next time either.
+                Err(error) if error.kind() == ErrorKind::Overflow && step.refused() => tries = 0,
                 Err(error) => {
                     tries += 1;
                     if tries == STEP_TRIES {

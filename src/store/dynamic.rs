@@ -2,7 +2,7 @@
 //!
 //! It takes `Arc<Self>` and owned arguments, so that a load can outlive the caller who started it.
 
-use super::{Capability, End, Ended, Holds, Once, Popped, Store, Stored, Take, Version};
+use super::{Capability, End, Ended, Holds, Id, Once, Popped, Store, Stored, Take, Version};
 use crate::error::Result;
 use crate::key::Key;
 use crate::runtime::BoxFuture;
@@ -44,31 +44,23 @@ pub(crate) trait DynStore: Send + Sync + 'static {
     ) -> BoxFuture<'static, Result<bool>>;
     fn claim_lane(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<Stored>>;
     fn seal(self: Arc<Self>, key: Key, tag: u64) -> BoxFuture<'static, Result<i64>>;
-    fn add_once(
-        self: Arc<Self>,
-        key: Key,
-        id: Key,
-        amount: i64,
-    ) -> BoxFuture<'static, Result<Once>>;
-    fn poison_once(self: Arc<Self>, key: Key, id: Key) -> BoxFuture<'static, Result<Once>>;
+    fn add_once(self: Arc<Self>, key: Key, id: Id, amount: i64)
+    -> BoxFuture<'static, Result<Once>>;
+    fn poison_once(self: Arc<Self>, key: Key, id: Id) -> BoxFuture<'static, Result<Once>>;
     fn fold(self: Arc<Self>, key: Key, id: Key, amount: i64) -> BoxFuture<'static, Result<bool>>;
     fn folded(self: Arc<Self>, key: Key, id: Key) -> BoxFuture<'static, Result<bool>>;
     fn unfold(self: Arc<Self>, key: Key, id: Key) -> BoxFuture<'static, Result<bool>>;
-    fn take(self: Arc<Self>, key: Key, amount: u64, hold: Key) -> BoxFuture<'static, Result<Take>>;
-    fn end_hold(
-        self: Arc<Self>,
-        key: Key,
-        hold: Key,
-        end: End,
-    ) -> BoxFuture<'static, Result<Ended>>;
+    fn take(self: Arc<Self>, key: Key, amount: u64, hold: Id) -> BoxFuture<'static, Result<Take>>;
+    fn end_hold(self: Arc<Self>, key: Key, hold: Id, end: End)
+    -> BoxFuture<'static, Result<Ended>>;
     fn holds(self: Arc<Self>, key: Key, page: Option<Bytes>) -> BoxFuture<'static, Result<Holds>>;
     fn push_tokens(
         self: Arc<Self>,
         key: Key,
-        batch: Key,
+        batch: Id,
         tokens: Vec<Bytes>,
     ) -> BoxFuture<'static, Result<bool>>;
-    fn pop_token(self: Arc<Self>, key: Key, hold: Key) -> BoxFuture<'static, Result<Popped>>;
+    fn pop_token(self: Arc<Self>, key: Key, hold: Id) -> BoxFuture<'static, Result<Popped>>;
     fn count_tokens(self: Arc<Self>, key: Key) -> BoxFuture<'static, Result<u64>>;
     fn shard_of(&self, key: &[u8]) -> Option<u32>;
     fn max_in_flight_time(&self) -> Duration;
@@ -145,13 +137,13 @@ impl<S: Store> DynStore for S {
     fn add_once(
         self: Arc<Self>,
         key: Key,
-        id: Key,
+        id: Id,
         amount: i64,
     ) -> BoxFuture<'static, Result<Once>> {
         Box::pin(async move { Store::add_once(&*self, &key, &id, amount).await })
     }
 
-    fn poison_once(self: Arc<Self>, key: Key, id: Key) -> BoxFuture<'static, Result<Once>> {
+    fn poison_once(self: Arc<Self>, key: Key, id: Id) -> BoxFuture<'static, Result<Once>> {
         Box::pin(async move { Store::poison_once(&*self, &key, &id).await })
     }
 
@@ -171,14 +163,14 @@ impl<S: Store> DynStore for S {
         Box::pin(async move { Store::add(&*self, &key, amount).await })
     }
 
-    fn take(self: Arc<Self>, key: Key, amount: u64, hold: Key) -> BoxFuture<'static, Result<Take>> {
+    fn take(self: Arc<Self>, key: Key, amount: u64, hold: Id) -> BoxFuture<'static, Result<Take>> {
         Box::pin(async move { Store::take(&*self, &key, amount, &hold).await })
     }
 
     fn end_hold(
         self: Arc<Self>,
         key: Key,
-        hold: Key,
+        hold: Id,
         end: End,
     ) -> BoxFuture<'static, Result<Ended>> {
         Box::pin(async move { Store::end_hold(&*self, &key, &hold, end).await })
@@ -191,13 +183,13 @@ impl<S: Store> DynStore for S {
     fn push_tokens(
         self: Arc<Self>,
         key: Key,
-        batch: Key,
+        batch: Id,
         tokens: Vec<Bytes>,
     ) -> BoxFuture<'static, Result<bool>> {
         Box::pin(async move { Store::push_tokens(&*self, &key, &batch, tokens).await })
     }
 
-    fn pop_token(self: Arc<Self>, key: Key, hold: Key) -> BoxFuture<'static, Result<Popped>> {
+    fn pop_token(self: Arc<Self>, key: Key, hold: Id) -> BoxFuture<'static, Result<Popped>> {
         Box::pin(async move { Store::pop_token(&*self, &key, &hold).await })
     }
 

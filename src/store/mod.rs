@@ -71,6 +71,43 @@ impl Stored {
     }
 }
 
+/// The id under which something counts once. Most ids are a name alone: made from a [`Key`].
+///
+/// An id with a turn is one of a row of ids of the same name, of which only the last can still be
+/// under way: whoever begins a turn has seen all smaller ones come to their end. So a store needs to
+/// remember one turn of each name, and it remembers that without end, where a name alone may be
+/// forgotten after a time that the store documents. A smaller turn than the last one is over:
+/// [`Once::Duplicate`] of an add, [`Once::Poisoned`] of a poison, [`Take::Ended`] of a take, and of
+/// [`Store::end_hold`] what was asked for, as of before. A hold that is still open when a greater
+/// turn of its name begins (the store lost its end) stays among the [`Store::holds`].
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Id {
+    /// Its name.
+    pub name: Key,
+    /// Its turn, where the name is used again and again.
+    pub turn: Option<u64>,
+}
+
+impl Id {
+    /// The id of `name` in its turn `turn`.
+    #[must_use]
+    pub fn in_turn(name: impl Into<Key>, turn: u64) -> Id {
+        Id { name: name.into(), turn: Some(turn) }
+    }
+}
+
+impl From<Key> for Id {
+    fn from(name: Key) -> Id {
+        Id { name, turn: None }
+    }
+}
+
+impl From<&str> for Id {
+    fn from(name: &str) -> Id {
+        Key::from(name).into()
+    }
+}
+
 /// What came of an operation that counts once per id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Once {
@@ -293,7 +330,7 @@ pub trait Store: Send + Sync + 'static {
     fn add_once(
         &self,
         key: &Key,
-        id: &Key,
+        id: &Id,
         amount: i64,
     ) -> impl Future<Output = Result<Once>> + Send {
         let _ = (key, id, amount);
@@ -302,7 +339,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// Makes every later [`add_once`](Store::add_once) of `id` under `key` refuse;
     /// [`Once::Duplicate`] when it had been applied already. Capability `add_once`.
-    fn poison_once(&self, key: &Key, id: &Key) -> impl Future<Output = Result<Once>> + Send {
+    fn poison_once(&self, key: &Key, id: &Id) -> impl Future<Output = Result<Once>> + Send {
         let _ = (key, id);
         async { Err(Error::unsupported("add_once")) }
     }
@@ -341,12 +378,7 @@ pub trait Store: Send + Sync + 'static {
     /// Takes `amount` units from the integer under `key` if that many are there, once per `hold`:
     /// a hold that has taken hears the same again, one that was put back takes nothing any more.
     /// Capability `take`.
-    fn take(
-        &self,
-        key: &Key,
-        amount: u64,
-        hold: &Key,
-    ) -> impl Future<Output = Result<Take>> + Send {
+    fn take(&self, key: &Key, amount: u64, hold: &Id) -> impl Future<Output = Result<Take>> + Send {
         let _ = (key, amount, hold);
         async { Err(Error::unsupported("take")) }
     }
@@ -357,7 +389,7 @@ pub trait Store: Send + Sync + 'static {
     fn end_hold(
         &self,
         key: &Key,
-        hold: &Key,
+        hold: &Id,
         end: End,
     ) -> impl Future<Output = Result<Ended>> + Send {
         let _ = (key, hold, end);
@@ -376,7 +408,7 @@ pub trait Store: Send + Sync + 'static {
     fn push_tokens(
         &self,
         key: &Key,
-        batch: &Key,
+        batch: &Id,
         tokens: Vec<Bytes>,
     ) -> impl Future<Output = Result<bool>> + Send {
         let _ = (key, batch, tokens);
@@ -387,7 +419,7 @@ pub trait Store: Send + Sync + 'static {
     /// the same again, one that was put back gets none any more. The hold is ended by
     /// [`end_hold`](Store::end_hold), which puts the token back at the list's end, and is told by
     /// [`holds`](Store::holds) as one unit. Capability `tokens`.
-    fn pop_token(&self, key: &Key, hold: &Key) -> impl Future<Output = Result<Popped>> + Send {
+    fn pop_token(&self, key: &Key, hold: &Id) -> impl Future<Output = Result<Popped>> + Send {
         let _ = (key, hold);
         async { Err(Error::unsupported("tokens")) }
     }

@@ -18,13 +18,14 @@ macro_rules! checks {
 }
 
 mod checks;
+mod once;
 mod optional;
 mod signals;
 mod stock;
 mod tokens;
 
 use crate::runtime::{Runtime, ambient};
-use crate::store::{Capability, Store};
+use crate::store::{Capability, Id, Store};
 use crate::{Error, Key};
 use std::fmt;
 use std::future::Future;
@@ -200,6 +201,10 @@ type Seen = Result<(), String>;
 impl<S: Store> Cx<S> {
     fn key(&self, name: &str) -> Key {
         Key::from(format!("{}{}:{name}", self.prefix, self.area))
+    }
+
+    fn id(&self, name: &str) -> Id {
+        self.key(name).into()
     }
 
     async fn sleep(&self, duration: Duration) {

@@ -2,7 +2,7 @@
 
 use crate::proxy::{Harm, Proxy};
 use crate::servers::{Server, run};
-use heatsink::store::{Once, RedisStore, Store};
+use heatsink::store::{Id, Once, RedisStore, Store};
 use heatsink::{Error, ErrorKind, Heatsink, Key, Outcome, Treatment};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,7 +47,7 @@ fn a_reply_that_is_lost_is_unknown_and_the_add_is_applied_once() {
         let store = hasty(&proxy.url()).await;
         let mut control = server.control();
         for (i, harm) in [Harm::Swallow, Harm::Close, Harm::Half].into_iter().enumerate() {
-            let (key, id) = (Key::from(format!("lost:{i}")), Key::from("id"));
+            let (key, id) = (Key::from(format!("lost:{i}")), Id::from("id"));
             assert_eq!(patiently(|| store.add(&key, 1)).await, 1);
             proxy.set(harm);
             let start = Instant::now();
@@ -122,7 +122,7 @@ fn full_memory_refuses_writes_whole_and_answers_reads() {
     run(async {
         let server = Server::start(&[]);
         let store = hasty(&server.url()).await;
-        let (stock, once, hold) = (Key::from("stock"), Key::from("once"), Key::from("h"));
+        let (stock, once, hold) = (Key::from("stock"), Key::from("once"), Id::from("h"));
         store.put(&stock, "5".into(), None).await.unwrap();
         let _: () = server.control().ask("CONFIG SET maxmemory 1");
         refused(store.put(&key(), "v".into(), None).await, ErrorKind::Throttled);

@@ -4,7 +4,7 @@ use crate::load::{Plain, Seen};
 use crate::servers::cluster::{Cluster, MASTERS, home_of};
 use crate::servers::run;
 use heatsink::Key;
-use heatsink::store::{Delivery, Once, RedisStore, Store, Take};
+use heatsink::store::{Delivery, Id, Once, RedisStore, Store, Take};
 use heatsink::testing::conformance;
 use std::process::Command;
 use std::sync::Arc;
@@ -91,8 +91,9 @@ fn reads_batches_and_scripts_go_on_while_slots_move() {
         let (stock, once) = (Key::from("{moving}:stock"), Key::from("{moving}:once"));
         // What stands beside a counter is made by its first call.
         store.put(&stock, "1000000000".into(), None).await.unwrap();
-        store.take(&stock, 1, &Key::from("first")).await.unwrap();
-        store.add_once(&once, &Key::from("first"), 1).await.unwrap();
+        let first = Id::from("first");
+        store.take(&stock, 1, &first).await.unwrap();
+        store.add_once(&once, &first, 1).await.unwrap();
         let (seen, plain) = (Arc::new(Seen::default()), Plain::start(&cluster));
         let tasks = {
             let (store, keys) = (store.clone(), keys.clone());
@@ -100,7 +101,7 @@ fn reads_batches_and_scripts_go_on_while_slots_move() {
             seen.start(128, move |task, n| {
                 let (store, keys) = (store.clone(), keys.clone());
                 let (stock, once) = (stock.clone(), once.clone());
-                let id = Key::from(format!("{task}.{n}"));
+                let id = Id::from(&*format!("{task}.{n}"));
                 async move {
                     match n % 5 {
                         0 => {

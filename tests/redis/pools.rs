@@ -250,3 +250,65 @@ fn processes_are_killed_and_the_balance_is_exact_to_the_cent() {
         );
     });
 }
+
+/// What stands beside a row may not grow with the sweeps: a busy account would be refused one day.
+#[test]
+fn a_balance_is_swept_for_ever_and_remembers_one_sweep_of_a_stripe() {
+    const STRIPES: usize = 4;
+    const SWEEPS: u64 = 200;
+    run(async {
+        let server = Server::start(&[]);
+        let ids_max = 70;
+        let store = RedisStore::builder(&server.url()).ids_max(ids_max).connect().await.unwrap();
+        let balance = Heatsink::new(store).unwrap().balance("till").unwrap();
+        balance.open(0, 0, STRIPES).await.unwrap();
+        let mut swept = 0;
+        for n in 0..SWEEPS {
+            balance.credit(1, format!("credit:{n}")).await.unwrap();
+            swept += balance.sweep().await.unwrap();
+        }
+        assert!(swept > 2 * ids_max as u64, "{swept} units were swept: the test proves nothing");
+        assert_eq!(balance.total().await.unwrap().total(), SWEEPS as i64);
+        let mut control = server.control();
+        let marks: Vec<String> = control.ask("KEYS *.turn*");
+        assert!(!marks.is_empty());
+        for name in marks {
+            let len: usize = control.ask(&format!("HLEN {name}"));
+            let ttl: i64 = control.ask(&format!("PTTL {name}"));
+            assert!(len <= STRIPES + 1, "{len} marks beside {name:?}");
+            assert_eq!(ttl, -1, "the last turn is never forgotten");
+        }
+    });
+}
+
+/// A filling that nobody finished is found again when the ids of its time are forgotten.
+#[test]
+fn units_are_filled_in_once_however_late_the_filling_is_found() {
+    run(async {
+        let server = Server::start(&[]);
+        let kept = Duration::from_millis(50);
+        let store = RedisStore::builder(&server.url()).ids_kept(kept).connect().await.unwrap();
+        let hs = Heatsink::new(store).unwrap();
+        let (units, tokens) = (hs.stock("units").unwrap(), hs.tokens("tokens").unwrap());
+        units.create(40, 4).await.unwrap();
+        tokens.mint(40, 4).await.unwrap();
+        let mut control = server.control();
+        let mut records: Vec<String> = control.ask("KEYS *stock:units");
+        records.extend(control.ask::<Vec<String>>("KEYS *tokens:tokens"));
+        assert_eq!(records.len(), 2, "{records:?}");
+        for name in &records {
+            let record: String = control.ask(&format!("GET {name}"));
+            assert!(record.ends_with(" idle"), "{record}");
+            // As it was before whoever filled in could say so.
+            let undone = record.replace(" idle", " fill 10 10 10 10");
+            let _: () = control.words(&["SET", name, &undone]);
+        }
+        tokio::time::sleep(3 * kept).await;
+        for books in [
+            units.reconciler().pass(|_| Fate::Keep).await.unwrap(),
+            tokens.reconciler().pass(|_| Fate::Keep).await.unwrap(),
+        ] {
+            assert_eq!((books.initial, books.free), (40, 40), "{books}");
+        }
+    });
+}

@@ -3,7 +3,8 @@
 
 use crate::fleet::{Fleet, MS, Process, add, get, seeds};
 use heatsink::engine::control::stock::Mutant;
-use heatsink::{Balance, Debited, Key};
+use heatsink::store::MemoryStore;
+use heatsink::{Balance, Debited, Heatsink, Key};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -293,4 +294,25 @@ fn each_way_to_get_a_balance_wrong_is_caught() {
         println!("{mutant:?}: caught in {caught} of 60 seeds");
         assert!(caught > 0, "{mutant:?}");
     }
+}
+
+/// The main account is nearly full. What does not fit stays on its stripe, and moves when it fits.
+#[test]
+fn a_credit_that_the_main_account_has_no_room_for_waits_on_its_stripe() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let hs = Heatsink::new(MemoryStore::new(4)).unwrap();
+        let vault = hs.balance("vault").unwrap();
+        vault.open(i64::MAX - 10, 0, 1).await.unwrap();
+        vault.credit(25, "credit").await.unwrap();
+        for _ in 0..3 {
+            assert_eq!(vault.sweep().await.unwrap(), 0);
+        }
+        assert_eq!(vault.debit(20, "small").await.unwrap(), Debited::Made);
+        assert_eq!(vault.total().await.unwrap().total(), i64::MAX - 5);
+        // More than the main account had: the credit has to be moved.
+        let all = (i64::MAX - 5).unsigned_abs();
+        assert_eq!(vault.debit(all, "large").await.unwrap(), Debited::Made);
+        assert_eq!(vault.total().await.unwrap().total(), 0);
+    });
 }

@@ -15,7 +15,7 @@
 //! move that found too few units is given up, its second half is poisoned: nobody adds what a third
 //! has put back.
 
-use crate::store::{End, Ended, Once, Take};
+use crate::store::{End, Ended, Id, Once, Take};
 use std::fmt::Write;
 
 /// Buckets of one stock at most.
@@ -143,7 +143,8 @@ impl Record {
     /// The steps of the work under way, in any order.
     #[must_use]
     pub fn steps(&self) -> Vec<Step> {
-        let id = |i: usize| format!("{}.{i}", self.epoch);
+        // All steps of a work have come to their end before the next work begins.
+        let id = |i: usize| Id::in_turn(format!("m:{i}"), self.epoch);
         match &self.work {
             Work::None => Vec::new(),
             Work::Fill(parts) => {
@@ -330,7 +331,7 @@ pub enum Mutant {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
     /// Its id, the same for everybody who carries it out.
-    pub id: String,
+    pub id: Id,
     from: Option<usize>,
     to: usize,
     amount: u64,
@@ -341,7 +342,7 @@ pub struct Step {
 }
 
 impl Step {
-    fn new(id: String, from: Option<usize>, to: usize, amount: u64) -> Step {
+    fn new(id: Id, from: Option<usize>, to: usize, amount: u64) -> Step {
         let phase = if from.is_some() { Phase::Take } else { Phase::Add };
         Step {
             id,
@@ -354,11 +355,11 @@ impl Step {
         }
     }
 
-    fn fill(to: usize, amount: u64, id: String) -> Step {
+    fn fill(to: usize, amount: u64, id: Id) -> Step {
         Step::new(id, None, to, amount)
     }
 
-    fn carry(m: Move, id: String) -> Step {
+    fn carry(m: Move, id: Id) -> Step {
         Step::new(id, Some(m.from), m.to, m.amount)
     }
 
@@ -421,6 +422,18 @@ impl Step {
             (Phase::End(end), Answer::Ended(_)) => Phase::Done { moved: end == End::Sold },
             (phase, _) => phase,
         };
+    }
+
+    /// The store will never do what was asked for; whether the step can be given up.
+    ///
+    /// A move that does not fit into its bucket goes back where it came from. Its second half is
+    /// poisoned first: another may have added it before there was no room.
+    pub fn refused(&mut self) -> bool {
+        let gives_up = self.phase == Phase::Add && self.from.is_some();
+        if gives_up {
+            self.phase = Phase::Poison;
+        }
+        gives_up
     }
 
     /// Units that it moved or filled in, once it is done.
@@ -489,6 +502,36 @@ mod tests {
     }
 
     #[test]
+    fn a_move_that_does_not_fit_goes_back_and_a_filling_does_not_give_up() {
+        let mut step = Step::carry(Move { from: 0, to: 1, amount: 2 }, Id::in_turn("m:0", 7));
+        assert!(!step.refused(), "nothing was taken yet");
+        step.heard(Answer::Took(Take::Taken { left: 0 }));
+        assert_eq!(step.ask(), Some(Ask::Add(1, 2)));
+        assert!(step.refused());
+        // Another may have added it while there was room.
+        let mut added = step.clone();
+        assert_eq!(step.ask(), Some(Ask::Poison(1)));
+        step.heard(Answer::Once(Once::Poisoned));
+        assert_eq!(step.ask(), Some(Ask::End(0, End::Back)));
+        added.heard(Answer::Once(Once::Duplicate));
+        assert_eq!(added.ask(), Some(Ask::End(0, End::Sold)));
+        let mut fill = Step::fill(1, 2, Id::in_turn("m:1", 8));
+        assert!(!fill.refused());
+    }
+
+    #[test]
+    fn the_steps_of_a_later_work_are_later_turns_of_the_same_names() {
+        let ids = |epoch| -> Vec<Id> {
+            let work = Work::Fill(vec![1; 4]);
+            Record { epoch, ..record(work) }.steps().into_iter().map(|s| s.id).collect()
+        };
+        for (old, new) in ids(7).iter().zip(ids(8)) {
+            assert_eq!(old.name, new.name);
+            assert!(old.turn < new.turn);
+        }
+    }
+
+    #[test]
     fn one_work_at_a_time() {
         let busy = record(Work::Fill(vec![1; 4]));
         assert_eq!(busy.grown(1, 0), None);
@@ -527,8 +570,6 @@ mod tests {
     mod search {
         use super::*;
         use std::collections::HashSet;
-
-        const ID: &str = "7.0";
 
         /// Two buckets, as the store has them.
         #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -609,7 +650,8 @@ mod tests {
 
         fn visit(broken: Option<Mutant>) -> Result<usize, String> {
             let step = || {
-                let mut step = Step::carry(Move { from: 0, to: 1, amount: 2 }, ID.into());
+                let mut step =
+                    Step::carry(Move { from: 0, to: 1, amount: 2 }, Id::in_turn("m:0", 7));
                 step.broken = broken;
                 step
             };

@@ -11,6 +11,7 @@
 mod builder;
 mod channels;
 mod faults;
+mod ids;
 mod shard;
 
 pub use builder::MemoryStoreBuilder;
@@ -18,7 +19,7 @@ pub use faults::{Fault, Faults, On, Op};
 pub use shard::ShardCounts;
 
 use super::{
-    Capability, End, Ended, Holds, Once, Popped, Store, Stored, Subscription, Take, Version,
+    Capability, End, Ended, Holds, Id, Once, Popped, Store, Stored, Subscription, Take, Version,
 };
 use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Result, Retry};
@@ -466,13 +467,13 @@ impl Store for MemoryStore {
         self.call(Op::Open, key, move |shard, now| Ok(shard.open(&of, tag, now))).await
     }
 
-    async fn add_once(&self, key: &Key, id: &Key, amount: i64) -> Result<Once> {
+    async fn add_once(&self, key: &Key, id: &Id, amount: i64) -> Result<Once> {
         self.can(|c| c.add_once, "add_once")?;
         let (of, id) = (key.clone(), id.clone());
         self.call(Op::AddOnce, key, move |shard, now| shard.add_once(&of, &id, amount, now)).await
     }
 
-    async fn poison_once(&self, key: &Key, id: &Key) -> Result<Once> {
+    async fn poison_once(&self, key: &Key, id: &Id) -> Result<Once> {
         self.can(|c| c.add_once, "add_once")?;
         let (of, id) = (key.clone(), id.clone());
         self.call(Op::PoisonOnce, key, move |shard, _| shard.poison_once(&of, &id)).await
@@ -502,13 +503,13 @@ impl Store for MemoryStore {
         self.call(Op::ClaimLane, key, move |shard, now| shard.claim_lane(&of, now)).await
     }
 
-    async fn take(&self, key: &Key, amount: u64, hold: &Key) -> Result<Take> {
+    async fn take(&self, key: &Key, amount: u64, hold: &Id) -> Result<Take> {
         self.can(|c| c.take, "take")?;
         let (of, hold) = (key.clone(), hold.clone());
         self.call(Op::Take, key, move |shard, now| shard.take(&of, amount, &hold, now)).await
     }
 
-    async fn end_hold(&self, key: &Key, hold: &Key, end: End) -> Result<Ended> {
+    async fn end_hold(&self, key: &Key, hold: &Id, end: End) -> Result<Ended> {
         self.can(|c| c.take, "take")?;
         let (of, hold) = (key.clone(), hold.clone());
         self.call(Op::EndHold, key, move |shard, now| shard.end_hold(&of, &hold, end, now)).await
@@ -520,13 +521,13 @@ impl Store for MemoryStore {
         self.call(Op::Holds, key, move |shard, _| Ok(shard.holds(&of, page))).await
     }
 
-    async fn push_tokens(&self, key: &Key, batch: &Key, tokens: Vec<Bytes>) -> Result<bool> {
+    async fn push_tokens(&self, key: &Key, batch: &Id, tokens: Vec<Bytes>) -> Result<bool> {
         self.can(|c| c.tokens, "tokens")?;
         let (of, batch) = (key.clone(), batch.clone());
         self.call(Op::PushTokens, key, move |shard, _| shard.push_tokens(&of, &batch, tokens)).await
     }
 
-    async fn pop_token(&self, key: &Key, hold: &Key) -> Result<Popped> {
+    async fn pop_token(&self, key: &Key, hold: &Id) -> Result<Popped> {
         self.can(|c| c.tokens, "tokens")?;
         let (of, hold) = (key.clone(), hold.clone());
         self.call(Op::PopToken, key, move |shard, _| shard.pop_token(&of, &hold)).await

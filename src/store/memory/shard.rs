@@ -1,20 +1,19 @@
 //! What one shard of the embedded store holds, and every operation on it as a plain function of
 //! the shard and the time.
 
+use super::ids::{HoldState, Ids, Known, OnceState, room};
 use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::Key;
-use crate::store::{End, Ended, Hold, Holds, Once, Popped, Stored, Take, Version};
+use crate::store::{End, Ended, Hold, Holds, Id, Once, Popped, Stored, Take, Version};
 use bytes::Bytes;
 use hashbrown::HashMap;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Bound;
 use std::time::Duration;
 
 /// Bytes that an entry costs beside its key and value: the map slot and two buffers' heads.
 const ENTRY_OVERHEAD: usize = 128;
-/// Ids of `add_once` and holds of `take` that one key remembers.
-const IDS_MAX: usize = 1 << 20;
 /// Holds told at once.
 const HOLDS_PAGE: usize = 512;
 /// Past states of one key kept for a lagging replica.
@@ -22,7 +21,7 @@ const PAST_MAX: usize = 64;
 /// Keys per shard whose operations are counted one by one.
 const COUNTED_KEYS_MAX: usize = 1 << 16;
 
-type Map<V> = HashMap<Key, V, ahash::RandomState>;
+pub(super) type Map<V> = HashMap<Key, V, ahash::RandomState>;
 
 /// One value with what the store knows about it.
 #[derive(Clone, Debug)]
@@ -57,36 +56,6 @@ impl Entry {
 pub(super) struct Shows {
     pub(super) ttl: bool,
     pub(super) version: bool,
-}
-
-/// What a key remembers beside its value. It outlives a delete: an id that counted, counted.
-#[derive(Debug)]
-struct Ids {
-    once: Map<OnceState>,
-    folds: BTreeSet<Key>,
-    holds: BTreeMap<Key, HoldState>,
-    tokens: VecDeque<Bytes>,
-}
-
-impl Default for Ids {
-    fn default() -> Ids {
-        Ids { once: map(), folds: BTreeSet::new(), holds: BTreeMap::new(), tokens: VecDeque::new() }
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum OnceState {
-    Applied,
-    Poisoned,
-}
-
-#[derive(Clone, Debug)]
-struct HoldState {
-    amount: u64,
-    /// What was left when it took.
-    left: i64,
-    ended: Option<End>,
-    token: Option<Bytes>,
 }
 
 /// How often a key was asked for.
@@ -129,7 +98,7 @@ pub(super) struct Shard {
 }
 
 /// A hasher with fixed keys: the order of a map must not differ between two runs of one seed.
-fn map<V>() -> Map<V> {
+pub(super) fn map<V>() -> Map<V> {
     Map::with_hasher(ahash::RandomState::with_seeds(1, 2, 3, 4))
 }
 
@@ -370,24 +339,25 @@ impl Shard {
         }
     }
 
-    pub(super) fn add_once(&mut self, key: &Key, id: &Key, amount: i64, now: Tick) -> Result<Once> {
-        match self.ids(key).once.get(id) {
-            Some(OnceState::Applied) => return Ok(Once::Duplicate),
-            Some(OnceState::Poisoned) => return Ok(Once::Poisoned),
-            None => room(self.ids(key).once.len(), key)?,
+    pub(super) fn add_once(&mut self, key: &Key, id: &Id, amount: i64, now: Tick) -> Result<Once> {
+        match self.ids(key).state(id) {
+            Known::Now(OnceState::Applied) | Known::Over => return Ok(Once::Duplicate),
+            Known::Now(OnceState::Poisoned) => return Ok(Once::Poisoned),
+            Known::Nothing => self.ids(key).room(key, id)?,
         }
         let total = self.add(key, amount, now)?;
-        self.ids(key).once.insert(id.clone(), OnceState::Applied);
+        self.ids(key).remember(id, OnceState::Applied);
         Ok(Once::Applied(total))
     }
 
-    pub(super) fn poison_once(&mut self, key: &Key, id: &Key) -> Result<Once> {
-        let once = &mut self.ids(key).once;
-        if once.get(id) == Some(&OnceState::Applied) {
-            return Ok(Once::Duplicate);
+    pub(super) fn poison_once(&mut self, key: &Key, id: &Id) -> Result<Once> {
+        let ids = self.ids(key);
+        match ids.state(id) {
+            Known::Now(OnceState::Applied) => return Ok(Once::Duplicate),
+            Known::Now(OnceState::Poisoned) | Known::Over => return Ok(Once::Poisoned),
+            Known::Nothing => ids.room(key, id)?,
         }
-        room(once.len(), key)?;
-        once.insert(id.clone(), OnceState::Poisoned);
+        ids.remember(id, OnceState::Poisoned);
         Ok(Once::Poisoned)
     }
 
@@ -408,60 +378,58 @@ impl Shard {
         self.ids.get_mut(key).is_some_and(|ids| ids.folds.remove(id))
     }
 
-    pub(super) fn take(&mut self, key: &Key, amount: u64, hold: &Key, now: Tick) -> Result<Take> {
-        match self.ids(key).holds.get(hold) {
-            Some(&HoldState { ended: Some(End::Back), amount, .. }) => {
+    pub(super) fn take(&mut self, key: &Key, amount: u64, hold: &Id, now: Tick) -> Result<Take> {
+        match self.ids(key).hold(hold) {
+            Known::Over => return Ok(Take::Ended { amount: 0 }),
+            Known::Now(HoldState { ended: Some(End::Back), amount, .. }) => {
                 return Ok(Take::Ended { amount });
             }
-            Some(&HoldState { left, .. }) => return Ok(Take::Taken { left }),
-            None => {}
+            Known::Now(HoldState { left, .. }) => return Ok(Take::Taken { left }),
+            Known::Nothing => {}
         }
         let have = self.integer(key, now)?;
         let left = i64::try_from(amount).ok().and_then(|n| have.checked_sub(n));
         let Some(left) = left.filter(|left| *left >= 0) else {
             return Ok(Take::Short { left: have });
         };
-        room(self.ids(key).holds.len(), key)?;
+        self.ids(key).room_to_hold(key, hold)?;
         self.store_integer(key, left, None, now)?;
-        self.ids(key)
-            .holds
-            .insert(hold.clone(), HoldState { amount, left, ended: None, token: None });
+        self.ids(key).set_hold(hold, HoldState { amount, left, ended: None, token: None });
         Ok(Take::Taken { left })
     }
 
     pub(super) fn push_tokens(
         &mut self,
         key: &Key,
-        batch: &Key,
+        batch: &Id,
         tokens: Vec<Bytes>,
     ) -> Result<bool> {
         let ids = self.ids(key);
-        if ids.once.contains_key(batch) {
-            return Ok(false);
-        }
-        room(ids.once.len(), key)?;
+        let Known::Nothing = ids.state(batch) else { return Ok(false) };
+        ids.room(key, batch)?;
         room((ids.tokens.len() + tokens.len()).saturating_sub(1), key)?;
         ids.tokens.extend(tokens);
-        ids.once.insert(batch.clone(), OnceState::Applied);
+        ids.remember(batch, OnceState::Applied);
         Ok(true)
     }
 
-    pub(super) fn pop_token(&mut self, key: &Key, hold: &Key) -> Result<Popped> {
+    pub(super) fn pop_token(&mut self, key: &Key, hold: &Id) -> Result<Popped> {
         let ids = self.ids(key);
-        match ids.holds.get(hold) {
-            Some(&HoldState { ended: Some(End::Back), amount, .. }) => {
+        match ids.hold(hold) {
+            Known::Over => return Ok(Popped::Ended { held: false }),
+            Known::Now(HoldState { ended: Some(End::Back), amount, .. }) => {
                 return Ok(Popped::Ended { held: amount > 0 });
             }
-            Some(HoldState { token: Some(token), left, .. }) => {
-                return Ok(Popped::Token { token: token.clone(), left: left.unsigned_abs() });
+            Known::Now(HoldState { token: Some(token), left, .. }) => {
+                return Ok(Popped::Token { token, left: left.unsigned_abs() });
             }
-            _ => room(ids.holds.len(), key)?,
+            _ => ids.room_to_hold(key, hold)?,
         }
         let Some(token) = ids.tokens.pop_front() else { return Ok(Popped::Empty) };
         let left = ids.tokens.len();
         let state =
             HoldState { amount: 1, left: left as i64, ended: None, token: Some(token.clone()) };
-        ids.holds.insert(hold.clone(), state);
+        ids.set_hold(hold, state);
         Ok(Popped::Token { token, left: left as u64 })
     }
 
@@ -469,17 +437,17 @@ impl Shard {
         self.ids.get(key).map_or(0, |ids| ids.tokens.len() as u64)
     }
 
-    pub(super) fn end_hold(&mut self, key: &Key, hold: &Key, end: End, now: Tick) -> Result<Ended> {
-        let holds = &self.ids(key).holds;
-        let known = holds.len();
-        let state = match holds.get(hold) {
-            Some(&HoldState { amount, ended: Some(end), .. }) => {
+    pub(super) fn end_hold(&mut self, key: &Key, hold: &Id, end: End, now: Tick) -> Result<Ended> {
+        let ids = self.ids(key);
+        let state = match ids.hold(hold) {
+            Known::Over => return Ok(Ended::Before { end, amount: 0 }),
+            Known::Now(HoldState { amount, ended: Some(end), .. }) => {
                 return Ok(Ended::Before { end, amount });
             }
-            Some(open) => open.clone(),
-            None if end == End::Sold => return Ok(Ended::Never),
-            None => {
-                room(known, key)?;
+            Known::Now(open) => open,
+            Known::Nothing if end == End::Sold => return Ok(Ended::Never),
+            Known::Nothing => {
+                ids.room_to_hold(key, hold)?;
                 HoldState { amount: 0, left: 0, ended: None, token: None }
             }
         };
@@ -497,7 +465,7 @@ impl Shard {
             (_, token) => token,
         };
         let ended = HoldState { ended: Some(end), token, ..state };
-        self.ids(key).holds.insert(hold.clone(), ended);
+        self.ids(key).set_hold(hold, ended);
         Ok(Ended::Now { amount })
     }
 
@@ -506,14 +474,19 @@ impl Shard {
             Some(last) => Bound::Excluded(Key::from(last)),
             None => Bound::Unbounded,
         };
-        let mut rest = self.ids(key).holds.range((from, Bound::Unbounded));
+        let ids = self.ids(key);
+        let mut rest = ids.holds.range((from, Bound::Unbounded));
         let of = |(id, h): (&Key, &HoldState)| {
             let (id, token) = (id.clone(), h.token.clone());
             Hold { id, amount: h.amount, ended: h.ended, token }
         };
-        let page: Vec<Hold> = rest.by_ref().take(HOLDS_PAGE).map(of).collect();
+        let mut page: Vec<Hold> = rest.by_ref().take(HOLDS_PAGE).map(of).collect();
         let next = page.last().filter(|_| rest.next().is_some());
         let next = next.map(|last| Bytes::copy_from_slice(last.id.as_bytes()));
+        if next.is_none() {
+            // A few: the last turn of each.
+            page.extend(ids.step_holds.iter().map(|(id, (_, h))| of((id, h))));
+        }
         Holds { page, next }
     }
 
@@ -528,13 +501,6 @@ impl Shard {
             .filter(move |(_, e)| e.live(now))
             .map(|(k, e)| (k.clone(), e.bytes.clone()))
     }
-}
-
-fn room(used: usize, key: &Key) -> Result<()> {
-    if used < IDS_MAX {
-        return Ok(());
-    }
-    Err(Error::not_applied(ErrorKind::Limit, "the key remembers no more ids").with_key(key))
 }
 
 fn expiry(ttl: Option<Duration>, now: Tick) -> Option<Tick> {

@@ -32,7 +32,7 @@ pub use builder::RedisStoreBuilder;
 pub use route::RedisStats;
 
 use super::{
-    Capability, End, Ended, Hold, Holds, Once, Popped, Store, Stored, Subscription, Take, Version,
+    Capability, End, Ended, Holds, Id, Once, Popped, Store, Stored, Subscription, Take, Version,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::{self, Key};
@@ -165,9 +165,14 @@ impl RedisStore {
         self.inner.route.home().inside(call).await
     }
 
+    /// The slot of a key. On one node there are none, and hashing it would be for nothing.
+    fn slot(&self, key: &Key) -> u16 {
+        if self.inner.route.is_cluster() { key.cluster_slot() } else { 0 }
+    }
+
     /// A plain command on one key.
     async fn plain(&self, key: &Key, cmd: &Cmd, write: bool) -> Result<Value> {
-        let reply = self.run(self.inner.route.one(key.cluster_slot(), cmd, write)).await;
+        let reply = self.run(self.inner.route.one(self.slot(key), cmd, write)).await;
         reply.and_then(checked).map_err(|e| e.with_key(key))
     }
 
@@ -185,7 +190,7 @@ impl RedisStore {
         args: &[&[u8]],
     ) -> Result<Value> {
         self.scripted(what)?;
-        let slot = key.cluster_slot();
+        let slot = self.slot(key);
         let route = &self.inner.route;
         let reply = self.run(async {
             let reply = route.one(slot, &script.cmd(true, keys, args), true).await?;
@@ -232,7 +237,7 @@ impl RedisStore {
     }
 
     async fn read(&self, key: &Key, ttl: bool) -> Result<Option<Stored>> {
-        let (inner, slot) = (&*self.inner, key.cluster_slot());
+        let (inner, slot) = (&*self.inner, self.slot(key));
         if inner.options.hedge || ttl {
             let cmds = self.read_cmds(key, ttl);
             let replies = if inner.options.hedge {
@@ -407,17 +412,18 @@ impl Store for RedisStore {
         yes(&self.script("seal", script, key, &[key], &[tag.as_bytes()]).await?)
     }
 
-    async fn add_once(&self, key: &Key, id: &Key, amount: i64) -> Result<Once> {
-        let (ids, (kept, max)) = (scripts::beside(key, "once"), self.kept());
-        let amount = amount.to_string();
-        let args = [id.as_bytes(), amount.as_bytes(), kept.as_bytes(), max.as_bytes()];
+    async fn add_once(&self, key: &Key, id: &Id, amount: i64) -> Result<Once> {
+        let (ids, (kept, max)) = (scripts::ids(key, "once", id), self.kept());
+        let (amount, turn) = (amount.to_string(), scripts::turn(id));
+        let args = [&*id.name, amount.as_bytes(), kept.as_bytes(), max.as_bytes(), turn.as_bytes()];
         let script = &self.inner.scripts.add_once;
         once(&self.script("add_once", script, key, &[key, &ids], &args).await?)
     }
 
-    async fn poison_once(&self, key: &Key, id: &Key) -> Result<Once> {
-        let (ids, (kept, max)) = (scripts::beside(key, "once"), self.kept());
-        let args = [id.as_bytes(), kept.as_bytes(), max.as_bytes()];
+    async fn poison_once(&self, key: &Key, id: &Id) -> Result<Once> {
+        let (ids, (kept, max)) = (scripts::ids(key, "once", id), self.kept());
+        let turn = scripts::turn(id);
+        let args = [&*id.name, kept.as_bytes(), max.as_bytes(), turn.as_bytes()];
         let script = &self.inner.scripts.poison_once;
         once(&self.script("add_once", script, key, &[&ids], &args).await?)
     }
@@ -454,11 +460,12 @@ impl Store for RedisStore {
         Ok(Stored { version, ..Stored::new(Bytes::copy_from_slice(bytes)) })
     }
 
-    async fn take(&self, key: &Key, amount: u64, hold: &Key) -> Result<Take> {
-        let (holds, (kept, max)) = (scripts::beside(key, "hold"), self.kept());
+    async fn take(&self, key: &Key, amount: u64, hold: &Id) -> Result<Take> {
+        let (holds, (kept, max)) = (scripts::ids(key, "hold", hold), self.kept());
         // More than a 64-bit integer holds is never there.
         let amount = i64::try_from(amount).map_or_else(|_| String::new(), |n| n.to_string());
-        let args = [hold.as_bytes(), amount.as_bytes(), kept.as_bytes(), max.as_bytes()];
+        let (name, turn) = (&*hold.name, scripts::turn(hold));
+        let args = [name, amount.as_bytes(), kept.as_bytes(), max.as_bytes(), turn.as_bytes()];
         let script = &self.inner.scripts.take;
         let reply = self.script("take", script, key, &[key, &holds], &args).await?;
         let [taken, count] = list(&reply) else { return Err(answer::unexpected(true)) };
@@ -470,10 +477,11 @@ impl Store for RedisStore {
         }
     }
 
-    async fn end_hold(&self, key: &Key, hold: &Key, end: End) -> Result<Ended> {
-        let (holds, (kept, max)) = (scripts::beside(key, "hold"), self.kept());
+    async fn end_hold(&self, key: &Key, hold: &Id, end: End) -> Result<Ended> {
+        let (holds, (kept, max)) = (scripts::ids(key, "hold", hold), self.kept());
         let letter: &[u8] = if end == End::Sold { b"s" } else { b"b" };
-        let args = [hold.as_bytes(), letter, kept.as_bytes(), max.as_bytes()];
+        let turn = scripts::turn(hold);
+        let args = [&*hold.name, letter, kept.as_bytes(), max.as_bytes(), turn.as_bytes()];
         let script = &self.inner.scripts.end_hold;
         let reply = self.script("take", script, key, &[key, &holds], &args).await?;
         let [when, amount, how] = list(&reply) else { return Err(answer::unexpected(true)) };
@@ -489,34 +497,32 @@ impl Store for RedisStore {
 
     async fn holds(&self, key: &Key, page: Option<Bytes>) -> Result<Holds> {
         self.scripted("take")?;
-        let holds = scripts::beside(key, "hold");
-        let mut cmd = redis::cmd("HSCAN");
-        let from = page.unwrap_or_else(|| Bytes::from_static(b"0"));
-        cmd.arg(&holds).arg(from.as_ref()).arg("COUNT").arg(HOLDS_PAGE);
-        let reply = self.plain(key, &cmd, false).await?;
-        let [Value::BulkString(next), found] = list(&reply) else {
-            return Err(answer::unexpected(false));
+        // First those with a name alone, then those with a turn.
+        let page = page.unwrap_or_else(|| Bytes::from_static(b"0"));
+        let (from, what) = match page.strip_prefix(b"t") {
+            Some(cursor) => (cursor, "hold.turn"),
+            None => (&*page, "hold"),
         };
-        let next = (next != b"0").then(|| Bytes::copy_from_slice(next));
-        let pairs = list(found).chunks_exact(2).map(|pair| match pair {
-            [Value::BulkString(id), Value::BulkString(state)] => scripts::hold(id, state),
-            _ => None,
-        });
-        let page: Option<Vec<Hold>> = pairs.collect();
-        Ok(Holds { page: page.ok_or_else(|| answer::unexpected(false))?, next })
+        let turns = what == "hold.turn";
+        let mut cmd = redis::cmd("HSCAN");
+        cmd.arg(scripts::beside(key, what)).arg(from).arg("COUNT").arg(HOLDS_PAGE);
+        let reply = self.plain(key, &cmd, false).await?;
+        scripts::page(&reply, turns).ok_or_else(|| answer::unexpected(false))
     }
 
-    async fn push_tokens(&self, key: &Key, batch: &Key, tokens: Vec<Bytes>) -> Result<bool> {
-        let (ids, (_, max)) = (scripts::beside(key, "once"), self.kept());
-        let mut args = vec![batch.as_bytes(), max.as_bytes()];
+    async fn push_tokens(&self, key: &Key, batch: &Id, tokens: Vec<Bytes>) -> Result<bool> {
+        let (ids, (_, max)) = (scripts::ids(key, "once", batch), self.kept());
+        let turn = scripts::turn(batch);
+        let mut args = vec![&*batch.name, max.as_bytes(), turn.as_bytes()];
         args.extend(tokens.iter().map(Bytes::as_ref));
         let script = &self.inner.scripts.push_tokens;
         yes(&self.script("tokens", script, key, &[key, &ids], &args).await?)
     }
 
-    async fn pop_token(&self, key: &Key, hold: &Key) -> Result<Popped> {
-        let (holds, (kept, max)) = (scripts::beside(key, "hold"), self.kept());
-        let args = [hold.as_bytes(), kept.as_bytes(), max.as_bytes()];
+    async fn pop_token(&self, key: &Key, hold: &Id) -> Result<Popped> {
+        let (holds, (kept, max)) = (scripts::ids(key, "hold", hold), self.kept());
+        let turn = scripts::turn(hold);
+        let args = [&*hold.name, kept.as_bytes(), max.as_bytes(), turn.as_bytes()];
         let script = &self.inner.scripts.pop_token;
         let reply = self.script("tokens", script, key, &[key, &holds], &args).await?;
         let [popped, count, Value::BulkString(token)] = list(&reply) else {

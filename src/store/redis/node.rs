@@ -99,8 +99,15 @@ pub(super) struct Node {
 
 struct Live {
     conn: MultiplexedConnection,
-    /// Set when the connection has ended while nobody was waiting for a reply.
+    /// Set when the connection has ended while nobody was waiting for a reply, and when no call may
+    /// begin on it any more.
     ended: Arc<AtomicBool>,
+}
+
+impl Live {
+    fn is_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
 }
 
 /// Room for one call in flight, and a handle to the connection for it. Making one touches counters
@@ -262,7 +269,7 @@ impl Node {
         }
         let kept = self.spare().lock().pop();
         if let Some(kept) = kept
-            && self.is_present(&kept.live)
+            && !kept.live.is_ended()
         {
             return Ok(kept);
         }
@@ -271,16 +278,11 @@ impl Node {
             Failed::Refused(full.with_retry(Retry::After(Duration::from_millis(10))))
         })?;
         let live = match self.live.load_full() {
-            Some(live) if !live.ended.load(Ordering::Acquire) => live,
+            Some(live) if !live.is_ended() => live,
             _ => self.connection().await?,
         };
         let conn = live.conn.clone();
         Ok(Handle { live, conn, _permit: permit })
-    }
-
-    fn is_present(&self, live: &Arc<Live>) -> bool {
-        self.live.load().as_ref().is_some_and(|now| Arc::ptr_eq(now, live))
-            && !live.ended.load(Ordering::Acquire)
     }
 
     /// Room for one more call; if need be that of a handle which is kept.
@@ -318,8 +320,8 @@ impl Node {
     /// Keeps a handle for the next call of this thread.
     fn keep(&self, handle: Handle) {
         let mut spare = self.spare().lock();
-        // Looked at under the lock: who retires a connection empties this when it is gone.
-        let useful = spare.len() < SPARE_MAX && self.is_present(&handle.live);
+        // Looked at under the lock: who retires a connection empties this after saying so.
+        let useful = spare.len() < SPARE_MAX && !handle.live.is_ended();
         if useful {
             return spare.push(handle);
         }
@@ -329,7 +331,9 @@ impl Node {
 
     /// Stops using the present connection; calls in flight on it go on.
     fn retire(&self) {
-        self.live.store(None);
+        if let Some(old) = self.live.swap(None) {
+            old.ended.store(true, Ordering::Release);
+        }
         for spare in &self.spare {
             let old = std::mem::take(&mut *spare.0.lock());
             drop(old);
@@ -363,7 +367,7 @@ impl Node {
     fn knock(&self) -> Result<Knock, Failed> {
         let mut door = self.door.lock();
         if let Some(live) = self.live.load_full() {
-            if !live.ended.load(Ordering::Acquire) {
+            if !live.is_ended() {
                 return Ok(Knock::Come(live));
             }
             self.retire();

@@ -5,11 +5,12 @@
 //! eviction take version and value together. A sealed counter is its digits followed by [`SEAL`]
 //! and the tag, so that `INCRBY` refuses by itself.
 
+use super::reply::list;
 use crate::key::Key;
 pub(super) use crate::names::beside;
-use crate::store::{End, Hold, Stored, Version};
+use crate::store::{End, Hold, Holds, Id, Stored, Version};
 use bytes::Bytes;
-use redis::Cmd;
+use redis::{Cmd, Value};
 use std::time::Duration;
 
 /// Begins a value that carries a version.
@@ -180,28 +181,43 @@ if tag ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], digits, 'KEEPTTL')
 return 1";
 
-/// KEYS 1 counter, 2 ids; ARGV id, amount, how long ids are kept in ms, how many.
+// An id with a turn stands in a hash of its own, which does not expire, with the turn's 20 digits
+// before its state. Twenty digits compare as text like the numbers that they are.
+
+/// KEYS 1 counter, 2 ids; ARGV id, amount, how long ids are kept in ms, how many, turn or "".
 const ADD_ONCE: &str = r"
-local was = redis.call('HGET', KEYS[2], ARGV[1])
-if was then return {was} end
-if redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[4]) then
+local was, turn = redis.call('HGET', KEYS[2], ARGV[1]), ARGV[5]
+local state = was
+if was and turn ~= '' then
+  local of = string.sub(was, 1, 20)
+  if turn < of then return {'applied'} end
+  state = turn == of and string.sub(was, 21)
+end
+if state then return {state} end
+if not was and redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[4]) then
   return redis.error_reply('HSLIMIT the key remembers no more ids')
 end
 local total = redis.pcall('INCRBY', KEYS[1], ARGV[2])
 if type(total) == 'table' then return total end
-redis.call('HSET', KEYS[2], ARGV[1], 'applied')
-redis.call('PEXPIRE', KEYS[2], ARGV[3])
+redis.call('HSET', KEYS[2], ARGV[1], turn .. 'applied')
+if turn == '' then redis.call('PEXPIRE', KEYS[2], ARGV[3]) end
 return {'now', redis.call('GET', KEYS[1])}";
 
-/// KEYS 1 ids; ARGV id, how long ids are kept in ms, how many.
+/// KEYS 1 ids; ARGV id, how long ids are kept in ms, how many, turn or "".
 const POISON_ONCE: &str = r"
-local was = redis.call('HGET', KEYS[1], ARGV[1])
-if was == 'applied' then return was end
+local was, turn = redis.call('HGET', KEYS[1], ARGV[1]), ARGV[4]
+local state = was
+if was and turn ~= '' then
+  local of = string.sub(was, 1, 20)
+  if turn < of then return 'poisoned' end
+  state = turn == of and string.sub(was, 21)
+end
+if state == 'applied' then return state end
 if not was and redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[3]) then
   return redis.error_reply('HSLIMIT the key remembers no more ids')
 end
-redis.call('HSET', KEYS[1], ARGV[1], 'poisoned')
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
+redis.call('HSET', KEYS[1], ARGV[1], turn .. 'poisoned')
+if turn == '' then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 return 'poisoned'";
 
 /// KEYS 1 counter, 2 marks; ARGV id, amount. Marks are never forgotten by themselves.
@@ -213,9 +229,16 @@ redis.call('HSET', KEYS[2], ARGV[1], '1')
 return 1";
 
 /// KEYS 1 stock, 2 holds; ARGV hold, amount or "" for more than fits, how long holds are kept in
-/// ms, how many. A hold stands as `state:amount:left`; its states are o(pen), s(old), b(ack).
+/// ms, how many, turn or "". A hold stands as `state:amount:left`; its states are o(pen), s(old),
+/// b(ack). One that is open although its turn is over stays, under a name with its turn.
 const TAKE: &str = r"
-local was = redis.call('HGET', KEYS[2], ARGV[1])
+local known, turn = redis.call('HGET', KEYS[2], ARGV[1]), ARGV[5]
+local was, over = known, false
+if known and turn ~= '' then
+  local of = string.sub(known, 1, 20)
+  if turn < of then return {2, '0'} end
+  was, over = turn == of and string.sub(known, 21), turn ~= of and of
+end
 if was then
   local state, amount, left = string.match(was, '^(%a):(%d+):(%d+)$')
   if state == 'b' then return {2, amount} end
@@ -226,7 +249,7 @@ if not have then return {0, '0'} end
 local same = redis.pcall('INCRBY', KEYS[1], 0)
 if type(same) == 'table' then return same end
 if ARGV[2] == '' or string.sub(have, 1, 1) == '-' then return {0, have} end
-if redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[4]) then
+if not known and redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[4]) then
   return redis.error_reply('HSLIMIT the key remembers no more holds')
 end
 redis.call('DECRBY', KEYS[1], ARGV[2])
@@ -235,51 +258,70 @@ if string.sub(left, 1, 1) == '-' then
   redis.call('INCRBY', KEYS[1], ARGV[2])
   return {0, have}
 end
-redis.call('HSET', KEYS[2], ARGV[1], 'o:' .. ARGV[2] .. ':' .. left)
-redis.call('PEXPIRE', KEYS[2], ARGV[3])
+if over and string.sub(known, 21, 21) == 'o' then
+  redis.call('HSET', KEYS[2], ARGV[1] .. '.' .. over, known)
+end
+redis.call('HSET', KEYS[2], ARGV[1], turn .. 'o:' .. ARGV[2] .. ':' .. left)
+if turn == '' then redis.call('PEXPIRE', KEYS[2], ARGV[3]) end
 return {1, left}";
 
-/// KEYS 1 list, 2 ids; ARGV batch, how many ids are kept, tokens. Batches are not forgotten: whoever
-/// finds a filling left undone, however late, must not fill in again.
+/// KEYS 1 list, 2 ids; ARGV batch, how many ids are kept, turn or "", tokens. Batches are not
+/// forgotten: whoever finds a filling left undone, however late, must not fill in again.
 const PUSH_TOKENS: &str = r"
-if redis.call('HGET', KEYS[2], ARGV[1]) then return 0 end
-if redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[2]) then
+local was, turn = redis.call('HGET', KEYS[2], ARGV[1]), ARGV[3]
+if was and (turn == '' or turn <= string.sub(was, 1, 20)) then return 0 end
+if not was and redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[2]) then
   return redis.error_reply('HSLIMIT the key remembers no more ids')
 end
-for i = 3, #ARGV do
+for i = 4, #ARGV do
   local pushed = redis.pcall('RPUSH', KEYS[1], ARGV[i])
   if type(pushed) == 'table' then return pushed end
 end
-redis.call('HSET', KEYS[2], ARGV[1], 'applied')
+redis.call('HSET', KEYS[2], ARGV[1], turn .. 'applied')
 return 1";
 
-/// KEYS 1 list, 2 holds; ARGV hold, how long holds are kept in ms, how many. A hold stands as
-/// `state:1:left:token`.
+/// KEYS 1 list, 2 holds; ARGV hold, how long holds are kept in ms, how many, turn or "". A hold
+/// stands as `state:1:left:token`.
 const POP_TOKEN: &str = r"
-local was = redis.call('HGET', KEYS[2], ARGV[1])
+local known, turn = redis.call('HGET', KEYS[2], ARGV[1]), ARGV[4]
+local was, over = known, false
+if known and turn ~= '' then
+  local of = string.sub(known, 1, 20)
+  if turn < of then return {2, '0', ''} end
+  was, over = turn == of and string.sub(known, 21), turn ~= of and of
+end
 if was then
   local state, amount, left, token = string.match(was, '^(%a):(%d+):(%d+):?(.*)$')
   if state == 'b' then return {2, amount, ''} end
   return {1, left, token}
 end
-if redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[3]) then
+if not known and redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[3]) then
   return redis.error_reply('HSLIMIT the key remembers no more holds')
 end
 local token = redis.pcall('LPOP', KEYS[1])
 if not token then return {0, '0', ''} end
 if type(token) == 'table' then return token end
 local left = tostring(redis.call('LLEN', KEYS[1]))
-redis.call('HSET', KEYS[2], ARGV[1], 'o:1:' .. left .. ':' .. token)
-redis.call('PEXPIRE', KEYS[2], ARGV[2])
+if over and string.sub(known, 21, 21) == 'o' then
+  redis.call('HSET', KEYS[2], ARGV[1] .. '.' .. over, known)
+end
+redis.call('HSET', KEYS[2], ARGV[1], turn .. 'o:1:' .. left .. ':' .. token)
+if turn == '' then redis.call('PEXPIRE', KEYS[2], ARGV[2]) end
 return {1, left, token}";
 
-/// KEYS 1 stock or list, 2 holds; ARGV hold, s or b, how long holds are kept in ms, how many. Returns 0
-/// (never), 1 (now) or 2 (before), the amount, and how it ended before.
+/// KEYS 1 stock or list, 2 holds; ARGV hold, s or b, how long holds are kept in ms, how many, turn or
+/// "". Returns 0 (never), 1 (now) or 2 (before), the amount, and how it ended before.
 const END_HOLD: &str = r"
-local was = redis.call('HGET', KEYS[2], ARGV[1])
+local known, turn = redis.call('HGET', KEYS[2], ARGV[1]), ARGV[5]
+local was, over = known, false
+if known and turn ~= '' then
+  local of = string.sub(known, 1, 20)
+  if turn < of then return {2, '0', ARGV[2]} end
+  was, over = turn == of and string.sub(known, 21), turn ~= of and of
+end
 if not was then
   if ARGV[2] == 's' then return {0, '0', ''} end
-  if redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[4]) then
+  if not known and redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[4]) then
     return redis.error_reply('HSLIMIT the key remembers no more holds')
   end
   was = 'o:0:0'
@@ -293,12 +335,50 @@ if ARGV[2] == 'b' and amount ~= '0' then
   if type(total) == 'table' then return total end
   token = ''
 end
-redis.call('HSET', KEYS[2], ARGV[1], ARGV[2] .. ':' .. amount .. ':' .. left .. token)
-redis.call('PEXPIRE', KEYS[2], ARGV[3])
+if over and string.sub(known, 21, 21) == 'o' then
+  redis.call('HSET', KEYS[2], ARGV[1] .. '.' .. over, known)
+end
+redis.call('HSET', KEYS[2], ARGV[1], turn .. ARGV[2] .. ':' .. amount .. ':' .. left .. token)
+if turn == '' then redis.call('PEXPIRE', KEYS[2], ARGV[3]) end
 return {1, amount, ''}";
 
+/// The digits of an id's turn, as the scripts expect them.
+pub(super) fn turn(id: &Id) -> String {
+    id.turn.map_or_else(String::new, |turn| format!("{turn:020}"))
+}
+
+/// The hash in which `id` is remembered beside `key`: `what`, or what is never forgotten.
+pub(super) fn ids(key: &[u8], what: &str, id: &Id) -> Vec<u8> {
+    match id.turn {
+        None => beside(key, what),
+        Some(_) => beside(key, &format!("{what}.turn")),
+    }
+}
+
+/// A page of holds: first those with a name alone, then those with a turn.
+pub(super) fn page(reply: &Value, turns: bool) -> Option<Holds> {
+    let [Value::BulkString(next), found] = list(reply) else { return None };
+    let next = match (next == b"0", turns) {
+        (true, true) => None,
+        (true, false) => Some(Bytes::from_static(b"t0")),
+        (false, true) => Some([&b"t"[..], next].concat().into()),
+        (false, false) => Some(Bytes::copy_from_slice(next)),
+    };
+    let pairs = list(found).chunks_exact(2).map(|pair| match pair {
+        [Value::BulkString(id), Value::BulkString(state)] if turns => {
+            hold(id, state.get(TURN_DIGITS..)?)
+        }
+        [Value::BulkString(id), Value::BulkString(state)] => hold(id, state),
+        _ => None,
+    });
+    Some(Holds { page: pairs.collect::<Option<Vec<Hold>>>()?, next })
+}
+
+/// Digits before the state of an id with a turn.
+const TURN_DIGITS: usize = 20;
+
 /// A hold as it stands in the hash.
-pub(super) fn hold(id: &[u8], state: &[u8]) -> Option<Hold> {
+fn hold(id: &[u8], state: &[u8]) -> Option<Hold> {
     // A token may be any bytes.
     let mut parts = state.splitn(4, |byte| *byte == b':');
     let mut text = || std::str::from_utf8(parts.next()?).ok();

@@ -1,5 +1,9 @@
 //! What a store may name in its capability; what it does not name must answer `Unsupported`.
 
+use super::once::{
+    fold_marks, fold_race, fold_refused, once_counts, once_late_poison, once_poison, once_race,
+    once_refused, turns_left_open, turns_of_adds, turns_of_holds, turns_of_poisons,
+};
 use super::signals::{
     publish_all, publish_cancel, publish_order, replica_catches_up, shard_stable,
 };
@@ -8,7 +12,7 @@ use super::tokens::{
     token_back, token_barred, token_popped, token_race, tokens_pushed, tokens_told,
 };
 use super::{Cx, Report, Seen, ok, refused, same};
-use crate::store::{Capability, End, Once, Store, Version};
+use crate::store::{Capability, End, Store, Version};
 use crate::{Error, ErrorKind, Key};
 use bytes::Bytes;
 
@@ -74,6 +78,8 @@ async fn counters<S: Store>(cx: &Cx<S>, report: &mut Report, can: Capability) {
             "an id that counted cannot be poisoned" => once_late_poison,
             "of many with one id one counts" => once_race,
             "a refused add does not use up its id" => once_refused,
+            "an id counts once a turn, and not in a turn that is over" => turns_of_adds,
+            "a poisoned turn never counts, the next one does" => turns_of_poisons,
         );
     } else {
         checks!(report, cx, "add_once": "not named, so unsupported" => no_once);
@@ -94,6 +100,8 @@ async fn counters<S: Store>(cx: &Cx<S>, report: &mut Report, can: Capability) {
             "a hold ends once, and what goes back goes back once" => end_once,
             "a hold that was put back or barred takes nothing" => end_bars,
             "every hold is told" => holds_all,
+            "a hold takes once a turn, and nothing in a turn that is over" => turns_of_holds,
+            "a hold that is open when its next turn begins stays among the holds" => turns_left_open,
             "never oversells" => take_race,
         );
     } else {
@@ -159,7 +167,7 @@ async fn no_seal<S: Store>(cx: Cx<S>) -> Seen {
 }
 
 async fn no_once<S: Store>(cx: Cx<S>) -> Seen {
-    let (key, id) = (cx.key("x"), cx.key("id"));
+    let (key, id) = (cx.key("x"), cx.id("id"));
     refused("add_once", cx.store.add_once(&key, &id, 1).await, ErrorKind::Unsupported)?;
     refused("poison_once", cx.store.poison_once(&key, &id).await, ErrorKind::Unsupported)
 }
@@ -172,15 +180,15 @@ async fn no_fold<S: Store>(cx: Cx<S>) -> Seen {
 }
 
 async fn no_take<S: Store>(cx: Cx<S>) -> Seen {
-    let got = cx.store.take(&cx.key("x"), 1, &cx.key("hold")).await;
+    let got = cx.store.take(&cx.key("x"), 1, &cx.id("hold")).await;
     refused("take", got, ErrorKind::Unsupported)?;
-    let got = cx.store.end_hold(&cx.key("x"), &cx.key("hold"), End::Back).await;
+    let got = cx.store.end_hold(&cx.key("x"), &cx.id("hold"), End::Back).await;
     refused("end_hold", got, ErrorKind::Unsupported)?;
     refused("holds", cx.store.holds(&cx.key("x"), None).await, ErrorKind::Unsupported)
 }
 
 async fn no_tokens<S: Store>(cx: Cx<S>) -> Seen {
-    let (key, id) = (cx.key("x"), cx.key("id"));
+    let (key, id) = (cx.key("x"), cx.id("id"));
     let pushed = cx.store.push_tokens(&key, &id, vec!["t".into()]).await;
     refused("push_tokens", pushed, ErrorKind::Unsupported)?;
     refused("pop_token", cx.store.pop_token(&key, &id).await, ErrorKind::Unsupported)?;
@@ -489,111 +497,4 @@ async fn seal_race<S: Store>(cx: Cx<S>) -> Seen {
     let sealed = all.iter().map(|(_, total)| *total).max();
     clean(&cx, &key).await;
     same("acknowledged adds and the sealed total", &Some(acked), &sealed)
-}
-
-async fn once_counts<S: Store>(cx: Cx<S>) -> Seen {
-    let (key, a, b) = (cx.key("counts"), cx.key("a"), cx.key("b"));
-    for (id, amount, want) in [
-        (&a, 3, Once::Applied(3)),
-        (&a, 3, Once::Duplicate),
-        (&b, -1, Once::Applied(2)),
-        (&b, 9, Once::Duplicate),
-    ] {
-        same("add_once", &ok("add_once", cx.store.add_once(&key, id, amount).await)?, &want)?;
-    }
-    same("get", &cx.bytes(&key).await?, &Some("2".into()))?;
-    clean(&cx, &key).await;
-    Ok(())
-}
-
-async fn once_poison<S: Store>(cx: Cx<S>) -> Seen {
-    let (key, id) = (cx.key("poison"), cx.key("id"));
-    for _ in 0..2 {
-        let poison = ok("poison_once", cx.store.poison_once(&key, &id).await)?;
-        same("poison_once", &poison, &Once::Poisoned)?;
-    }
-    let add = ok("add_once", cx.store.add_once(&key, &id, 1).await)?;
-    same("add_once", &add, &Once::Poisoned)?;
-    same("get", &cx.bytes(&key).await?, &None)
-}
-
-async fn once_late_poison<S: Store>(cx: Cx<S>) -> Seen {
-    let (key, id) = (cx.key("late"), cx.key("id"));
-    ok("add_once", cx.store.add_once(&key, &id, 1).await)?;
-    let poison = ok("poison_once", cx.store.poison_once(&key, &id).await)?;
-    same("poison_once", &poison, &Once::Duplicate)?;
-    clean(&cx, &key).await;
-    Ok(())
-}
-
-async fn fold_marks<S: Store>(cx: Cx<S>) -> Seen {
-    let (key, id, other) = (cx.key("fold"), cx.key("id"), cx.key("other"));
-    ok("add", cx.store.add(&key, 40).await)?;
-    same("folded", &ok("folded", cx.store.folded(&key, &id).await)?, &false)?;
-    for now in [true, false] {
-        same("fold", &ok("fold", cx.store.fold(&key, &id, 2).await)?, &now)?;
-        same("folded", &ok("folded", cx.store.folded(&key, &id).await)?, &true)?;
-        same("add", &ok("add", cx.store.add(&key, 0).await)?, &42)?;
-    }
-    same("folded", &ok("folded", cx.store.folded(&key, &other).await)?, &false)?;
-    for there in [true, false] {
-        same("unfold", &ok("unfold", cx.store.unfold(&key, &id).await)?, &there)?;
-        same("folded", &ok("folded", cx.store.folded(&key, &id).await)?, &false)?;
-    }
-    clean(&cx, &key).await;
-    Ok(())
-}
-
-async fn fold_race<S: Store>(cx: Cx<S>) -> Seen {
-    let (key, id) = (cx.key("foldrace"), cx.key("id"));
-    let of = key.clone();
-    let folds = cx
-        .together(8, move |cx, _| {
-            let (key, id) = (of.clone(), id.clone());
-            async move { cx.store.fold(&key, &id, -5).await }
-        })
-        .await?;
-    let folds: Result<Vec<bool>, _> = folds.into_iter().map(|fold| ok("fold", fold)).collect();
-    same("folds that counted", &folds?.into_iter().filter(|counted| *counted).count(), &1)?;
-    same("add", &ok("add", cx.store.add(&key, 0).await)?, &-5)?;
-    ok("unfold", cx.store.unfold(&key, &cx.key("id")).await)?;
-    clean(&cx, &key).await;
-    Ok(())
-}
-
-async fn fold_refused<S: Store>(cx: Cx<S>) -> Seen {
-    let (key, id) = (cx.key("foldtext"), cx.key("id"));
-    ok("put", cx.store.put(&key, "many".into(), None).await)?;
-    refused("fold", cx.store.fold(&key, &id, 1).await, ErrorKind::WrongType)?;
-    same("folded", &ok("folded", cx.store.folded(&key, &id).await)?, &false)?;
-    clean(&cx, &key).await;
-    Ok(())
-}
-
-async fn once_race<S: Store>(cx: Cx<S>) -> Seen {
-    let (key, id) = (cx.key("race"), cx.key("id"));
-    let of = key.clone();
-    let adds = cx
-        .together(8, move |cx, _| {
-            let (key, id) = (of.clone(), id.clone());
-            async move { cx.store.add_once(&key, &id, 5).await }
-        })
-        .await?;
-    for add in adds {
-        ok("add_once", add)?;
-    }
-    same("get", &cx.bytes(&key).await?, &Some("5".into()))?;
-    clean(&cx, &key).await;
-    Ok(())
-}
-
-async fn once_refused<S: Store>(cx: Cx<S>) -> Seen {
-    let (key, id) = (cx.key("refused"), cx.key("id"));
-    ok("put", cx.store.put(&key, "hello".into(), None).await)?;
-    refused("add_once", cx.store.add_once(&key, &id, 1).await, ErrorKind::WrongType)?;
-    ok("put", cx.store.put(&key, "1".into(), None).await)?;
-    let add = ok("add_once", cx.store.add_once(&key, &id, 1).await)?;
-    same("add_once", &add, &Once::Applied(2))?;
-    clean(&cx, &key).await;
-    Ok(())
 }

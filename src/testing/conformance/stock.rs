@@ -4,12 +4,13 @@ use super::optional::clean;
 use super::{Cx, Seen, ok, same};
 use crate::Error;
 use crate::error::Result;
-use crate::store::{End, Ended, Holds, Store, Take};
+use crate::key::Key;
+use crate::store::{End, Ended, Hold, Holds, Store, Take};
 use std::collections::BTreeMap;
 
 pub(super) async fn take_short<S: Store>(cx: Cx<S>) -> Seen {
     let key = cx.key("short");
-    let empty = ok("take", cx.store.take(&key, 1, &cx.key("h0")).await)?;
+    let empty = ok("take", cx.store.take(&key, 1, &cx.id("h0")).await)?;
     same("of an absent stock", &empty, &Take::Short { left: 0 })?;
     ok("put", cx.store.put(&key, "5".into(), None).await)?;
     for (hold, amount, want) in [
@@ -19,7 +20,7 @@ pub(super) async fn take_short<S: Store>(cx: Cx<S>) -> Seen {
         ("h4", 2, Take::Taken { left: 0 }),
         ("h5", 1, Take::Short { left: 0 }),
     ] {
-        let got = ok("take", cx.store.take(&key, amount, &cx.key(hold)).await)?;
+        let got = ok("take", cx.store.take(&key, amount, &cx.id(hold)).await)?;
         same("take", &got, &want)?;
     }
     same("get", &cx.bytes(&key).await?, &Some("0".into()))?;
@@ -28,7 +29,7 @@ pub(super) async fn take_short<S: Store>(cx: Cx<S>) -> Seen {
 }
 
 pub(super) async fn take_hold<S: Store>(cx: Cx<S>) -> Seen {
-    let (key, hold) = (cx.key("hold"), cx.key("h"));
+    let (key, hold) = (cx.key("hold"), cx.id("h"));
     ok("put", cx.store.put(&key, "5".into(), None).await)?;
     for _ in 0..3 {
         let got = ok("take", cx.store.take(&key, 3, &hold).await)?;
@@ -41,7 +42,7 @@ pub(super) async fn take_hold<S: Store>(cx: Cx<S>) -> Seen {
 
 pub(super) async fn end_once<S: Store>(cx: Cx<S>) -> Seen {
     let key = cx.key("end");
-    let (a, b) = (cx.key("a"), cx.key("b"));
+    let (a, b) = (cx.id("a"), cx.id("b"));
     ok("put", cx.store.put(&key, "5".into(), None).await)?;
     let never = ok("end_hold", cx.store.end_hold(&key, &a, End::Sold).await)?;
     same("selling without a hold", &never, &Ended::Never)?;
@@ -65,7 +66,7 @@ pub(super) async fn end_once<S: Store>(cx: Cx<S>) -> Seen {
 
 pub(super) async fn end_bars<S: Store>(cx: Cx<S>) -> Seen {
     let key = cx.key("bar");
-    let (early, late) = (cx.key("early"), cx.key("late"));
+    let (early, late) = (cx.id("early"), cx.id("late"));
     ok("put", cx.store.put(&key, "5".into(), None).await)?;
     ok("take", cx.store.take(&key, 3, &early).await)?;
     for (hold, amount) in [(&early, 3), (&late, 0)] {
@@ -81,32 +82,36 @@ pub(super) async fn end_bars<S: Store>(cx: Cx<S>) -> Seen {
 
 pub(super) async fn holds_all<S: Store>(cx: Cx<S>) -> Seen {
     let key = cx.key("all");
-    let none = ok("holds", cx.store.holds(&key, None).await)?;
-    same("holds of an absent stock", &none, &Holds::default())?;
+    same("holds of an absent stock", &all(&cx, &key).await?.len(), &0)?;
     ok("put", cx.store.put(&key, "5000".into(), None).await)?;
     let mut want = BTreeMap::new();
     for n in 0..700u64 {
-        let id = cx.key(&format!("h{n}"));
+        let id = cx.id(&format!("h{n}"));
         ok("take", cx.store.take(&key, n % 3 + 1, &id).await)?;
         let ended = [None, Some(End::Sold), Some(End::Back)][n as usize % 3];
         if let Some(end) = ended {
             ok("end_hold", cx.store.end_hold(&key, &id, end).await)?;
         }
-        want.insert(id, (n % 3 + 1, ended));
+        want.insert(id.name, (n % 3 + 1, ended));
     }
-    let (mut told, mut page) = (BTreeMap::new(), None);
-    for _ in 0..1_000 {
-        let holds = ok("holds", cx.store.holds(&key, page).await)?;
-        told.extend(holds.page.into_iter().map(|h| (h.id, (h.amount, h.ended))));
-        page = holds.next;
-        if page.is_none() {
-            break;
-        }
-    }
-    same("the walk has ended", &page, &None)?;
+    let told = all(&cx, &key).await?.into_iter().map(|h| (h.id, (h.amount, h.ended))).collect();
     same("holds", &told, &want)?;
     clean(&cx, &key).await;
     Ok(())
+}
+
+/// Every hold under `key`, some of them possibly twice.
+pub(super) async fn all<S: Store>(cx: &Cx<S>, key: &Key) -> std::result::Result<Vec<Hold>, String> {
+    let (mut told, mut page) = (Vec::new(), None);
+    for _ in 0..1_000 {
+        let Holds { page: found, next } = ok("holds", cx.store.holds(key, page).await)?;
+        told.extend(found);
+        page = next;
+        if page.is_none() {
+            return Ok(told);
+        }
+    }
+    Err("the walk has no end".into())
 }
 
 pub(super) async fn take_race<S: Store>(cx: Cx<S>) -> Seen {
@@ -119,7 +124,7 @@ pub(super) async fn take_race<S: Store>(cx: Cx<S>) -> Seen {
             async move {
                 let mut taken = 0;
                 for n in 0..4 {
-                    let hold = cx.key(&format!("r{i}.{n}"));
+                    let hold = cx.id(&format!("r{i}.{n}"));
                     let got = cx.store.take(&key, 1, &hold).await?;
                     taken += usize::from(matches!(got, Take::Taken { .. }));
                 }

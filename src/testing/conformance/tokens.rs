@@ -1,11 +1,12 @@
 //! Tokens in lists: each handed out to one hold, each hold once.
 
 use super::optional::clean;
+use super::stock::all;
 use super::{Cx, Seen, ok, same};
 use crate::Error;
 use crate::error::Result;
 use crate::key::Key;
-use crate::store::{End, Ended, Popped, Store};
+use crate::store::{End, Ended, Id, Popped, Store};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +22,7 @@ async fn filled<S: Store>(
 ) -> std::result::Result<Key, String> {
     let key = cx.key(name);
     let tokens = tokens.iter().map(|t| Bytes::from_static(t.as_bytes())).collect();
-    let pushed = ok("push_tokens", cx.store.push_tokens(&key, &cx.key("b"), tokens).await)?;
+    let pushed = ok("push_tokens", cx.store.push_tokens(&key, &cx.id("b"), tokens).await)?;
     same("push_tokens", &pushed, &true)?;
     Ok(key)
 }
@@ -35,10 +36,16 @@ pub(super) async fn tokens_pushed<S: Store>(cx: Cx<S>) -> Seen {
     let key = filled(&cx, "pushed", &["a", "b"]).await?;
     for (batch, tokens, want) in [("b", ["c", "d"], false), ("b2", ["e", "f"], true)] {
         let tokens = tokens.map(Bytes::from).to_vec();
-        let pushed = ok("push_tokens", cx.store.push_tokens(&key, &cx.key(batch), tokens).await)?;
+        let pushed = ok("push_tokens", cx.store.push_tokens(&key, &cx.id(batch), tokens).await)?;
         same("push_tokens", &pushed, &want)?;
     }
     counted(&cx, &key, 4).await?;
+    for (turn, want) in [(2, true), (2, false), (1, false), (3, true)] {
+        let batch = Id::in_turn(cx.key("b"), turn);
+        let pushed = cx.store.push_tokens(&key, &batch, vec!["g".into()]).await;
+        same(&format!("push in turn {turn}"), &ok("push_tokens", pushed)?, &want)?;
+    }
+    counted(&cx, &key, 6).await?;
     clean(&cx, &key).await;
     Ok(())
 }
@@ -52,7 +59,7 @@ pub(super) async fn token_popped<S: Store>(cx: Cx<S>) -> Seen {
         ("h3", Popped::Empty),
         ("h1", token("a:1", 1)),
     ] {
-        let got = ok("pop_token", cx.store.pop_token(&key, &cx.key(hold)).await)?;
+        let got = ok("pop_token", cx.store.pop_token(&key, &cx.id(hold)).await)?;
         same("pop_token", &got, &want)?;
     }
     counted(&cx, &key, 0).await?;
@@ -62,7 +69,7 @@ pub(super) async fn token_popped<S: Store>(cx: Cx<S>) -> Seen {
 
 pub(super) async fn token_back<S: Store>(cx: Cx<S>) -> Seen {
     let key = filled(&cx, "back", &["a", "b:2", "c"]).await?;
-    let (a, b) = (cx.key("a"), cx.key("b"));
+    let (a, b) = (cx.id("a"), cx.id("b"));
     ok("pop_token", cx.store.pop_token(&key, &a).await)?;
     ok("pop_token", cx.store.pop_token(&key, &b).await)?;
     for (hold, end, want) in [
@@ -78,9 +85,9 @@ pub(super) async fn token_back<S: Store>(cx: Cx<S>) -> Seen {
     for (hold, want) in [
         (b, Popped::Ended { held: true }),
         (a, token("a", 2)),
-        (cx.key("h3"), token("c", 1)),
-        (cx.key("h4"), token("b:2", 0)),
-        (cx.key("h5"), Popped::Empty),
+        (cx.id("h3"), token("c", 1)),
+        (cx.id("h4"), token("b:2", 0)),
+        (cx.id("h5"), Popped::Empty),
     ] {
         let got = ok("pop_token", cx.store.pop_token(&key, &hold).await)?;
         same("pop_token", &got, &want)?;
@@ -91,7 +98,7 @@ pub(super) async fn token_back<S: Store>(cx: Cx<S>) -> Seen {
 
 pub(super) async fn token_barred<S: Store>(cx: Cx<S>) -> Seen {
     let key = filled(&cx, "barred", &["a"]).await?;
-    let late = cx.key("late");
+    let late = cx.id("late");
     let never = ok("end_hold", cx.store.end_hold(&key, &late, End::Sold).await)?;
     same("using up what was never held", &never, &Ended::Never)?;
     let ended = ok("end_hold", cx.store.end_hold(&key, &late, End::Back).await)?;
@@ -111,15 +118,15 @@ pub(super) async fn tokens_told<S: Store>(cx: Cx<S>) -> Seen {
         ("h2", None, Some("b:2")),
         ("h3", Some(End::Back), None),
     ] {
-        let hold = cx.key(hold);
+        let hold = cx.id(hold);
         ok("pop_token", cx.store.pop_token(&key, &hold).await)?;
         if let Some(end) = end {
             ok("end_hold", cx.store.end_hold(&key, &hold, end).await)?;
         }
-        want.insert(hold, (1, end, token.map(Bytes::from)));
+        want.insert(hold.name, (1, end, token.map(Bytes::from)));
     }
-    let holds = ok("holds", cx.store.holds(&key, None).await)?;
-    let told = holds.page.into_iter().map(|h| (h.id, (h.amount, h.ended, h.token))).collect();
+    let told =
+        all(&cx, &key).await?.into_iter().map(|h| (h.id, (h.amount, h.ended, h.token))).collect();
     same("holds", &told, &want)?;
     clean(&cx, &key).await;
     Ok(())
@@ -134,7 +141,7 @@ pub(super) async fn token_race<S: Store>(cx: Cx<S>) -> Seen {
             async move {
                 let mut tokens = Vec::new();
                 for n in 0..4 {
-                    let got = cx.store.pop_token(&key, &cx.key(&format!("r{i}.{n}"))).await?;
+                    let got = cx.store.pop_token(&key, &cx.id(&format!("r{i}.{n}"))).await?;
                     if let Popped::Token { token, .. } = got {
                         tokens.push(token);
                     }
