@@ -1,11 +1,12 @@
 //! Keys: the bytes a service reads and writes by, and where a cluster places them.
 
 use bytes::Bytes;
+use std::cmp::Ordering;
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::ops::Deref;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{self, AtomicBool};
 
 /// The longest key that heatsink passes on, in bytes.
 ///
@@ -13,7 +14,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// into any table, so that no caller can grow heatsink's memory with keys.
 pub const KEY_BYTES_MAX: usize = 64 * 1024;
 
-/// A key, as the bytes that the store knows it by. Cloning is cheap and shares the bytes.
+/// Keys up to here are kept in place: as long as fits without making [`Key`] longer than `Bytes`.
+const SHORT_BYTES_MAX: usize = 23;
+
+/// A key, as the bytes that the store knows it by. Cloning is cheap: keys of up to 23 bytes are
+/// copied, without memory of their own and without a count that threads would share; longer ones
+/// share their bytes.
 ///
 /// # Example
 /// ```
@@ -21,32 +27,89 @@ pub const KEY_BYTES_MAX: usize = 64 * 1024;
 /// let key = Key::from("post:9");
 /// assert_eq!(key.as_bytes(), b"post:9");
 /// ```
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Key(Bytes);
+#[derive(Clone)]
+pub struct Key(Held);
+
+#[derive(Clone)]
+enum Held {
+    Short { len: u8, bytes: [u8; SHORT_BYTES_MAX] },
+    Long(Bytes),
+}
 
 impl Key {
     /// A key that owns a copy of `bytes`.
     #[must_use]
     pub fn copy(bytes: &[u8]) -> Key {
-        Key(Bytes::copy_from_slice(bytes))
+        Key(Held::short(bytes).unwrap_or_else(|| Held::Long(Bytes::copy_from_slice(bytes))))
     }
 
     /// The bytes that the store knows this key by.
     #[must_use]
+    #[inline]
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+        match &self.0 {
+            // Never longer than what is there.
+            Held::Short { len, bytes } => bytes.get(..usize::from(*len)).unwrap_or_default(),
+            Held::Long(bytes) => bytes,
+        }
     }
 
     /// The key as a shared buffer.
     #[must_use]
     pub fn to_bytes(&self) -> Bytes {
-        self.0.clone()
+        match &self.0 {
+            Held::Short { .. } => Bytes::copy_from_slice(self),
+            Held::Long(bytes) => bytes.clone(),
+        }
     }
 
     /// The Redis Cluster slot of this key: CRC16 of its hash tag, modulo 16,384.
     #[must_use]
     pub fn cluster_slot(&self) -> u16 {
-        cluster_slot(&self.0)
+        cluster_slot(self)
+    }
+}
+
+impl Held {
+    #[inline]
+    fn short(key: &[u8]) -> Option<Held> {
+        let mut bytes = [0; SHORT_BYTES_MAX];
+        bytes.get_mut(..key.len())?.copy_from_slice(key);
+        Some(Held::Short { len: u8::try_from(key.len()).ok()?, bytes })
+    }
+}
+
+impl Default for Key {
+    fn default() -> Key {
+        Key::copy(&[])
+    }
+}
+
+impl PartialEq for Key {
+    #[inline]
+    fn eq(&self, other: &Key) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for Key {}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Key) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Key {
+    fn cmp(&self, other: &Key) -> Ordering {
+        self.as_bytes().cmp(other)
+    }
+}
+
+impl Hash for Key {
+    #[inline]
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_bytes().hash(state);
     }
 }
 
@@ -56,12 +119,12 @@ static REDACTED: AtomicBool = AtomicBool::new(false);
 /// the hot list, explanations. In their place stands a number that is the same for the same key
 /// within the process, and another in every process.
 pub fn redact_keys(hide: bool) {
-    REDACTED.store(hide, Ordering::Relaxed);
+    REDACTED.store(hide, atomic::Ordering::Relaxed);
 }
 
 /// At most 64 bytes of a key, escaped: what may appear in an error or a log line.
 pub(crate) fn short(key: &[u8]) -> String {
-    if REDACTED.load(Ordering::Relaxed) {
+    if REDACTED.load(atomic::Ordering::Relaxed) {
         static SECRET: OnceLock<RandomState> = OnceLock::new();
         return format!("key#{:016x}", SECRET.get_or_init(RandomState::new).hash_one(key));
     }
@@ -73,26 +136,27 @@ pub(crate) fn short(key: &[u8]) -> String {
 
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\"{}\"", short(&self.0))
+        write!(f, "\"{}\"", short(self))
     }
 }
 
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&short(&self.0))
+        f.write_str(&short(self))
     }
 }
 
 impl Deref for Key {
     type Target = [u8];
+    #[inline]
     fn deref(&self) -> &[u8] {
-        &self.0
+        self.as_bytes()
     }
 }
 
 impl AsRef<[u8]> for Key {
     fn as_ref(&self) -> &[u8] {
-        &self.0
+        self.as_bytes()
     }
 }
 
@@ -110,19 +174,19 @@ impl From<&[u8]> for Key {
 
 impl From<String> for Key {
     fn from(s: String) -> Key {
-        Key(s.into())
+        s.into_bytes().into()
     }
 }
 
 impl From<Vec<u8>> for Key {
     fn from(s: Vec<u8>) -> Key {
-        Key(s.into())
+        Bytes::from(s).into()
     }
 }
 
 impl From<Bytes> for Key {
     fn from(s: Bytes) -> Key {
-        Key(s)
+        Key(Held::short(&s).unwrap_or(Held::Long(s)))
     }
 }
 
@@ -201,6 +265,35 @@ mod tests {
     fn fnv1a_matches_its_published_vectors() {
         assert_eq!(fnv1a_32(b""), 0x811c_9dc5);
         assert_eq!(fnv1a_32(b"foobar"), 0xbf9c_f968);
+    }
+
+    #[test]
+    fn a_key_is_its_bytes_however_long_and_however_it_was_made() {
+        use std::collections::{BTreeSet, HashSet};
+        assert_eq!(size_of::<Key>(), size_of::<Bytes>());
+        let long = "0123456789".repeat(10);
+        let (mut ordered, mut hashed) = (BTreeSet::new(), HashSet::new());
+        for len in 0..=long.len() {
+            let bytes = &long.as_bytes()[..len];
+            let made = [
+                Key::copy(bytes),
+                Key::from(bytes),
+                Key::from(bytes.to_vec()),
+                Key::from(&long[..len]),
+                Key::from(long[..len].to_owned()),
+                Key::from(Bytes::copy_from_slice(bytes)),
+            ];
+            for key in made {
+                assert_eq!(key.as_bytes(), bytes);
+                assert_eq!(key.to_bytes(), bytes);
+                assert_eq!(key.clone(), key);
+                ordered.insert(key.clone());
+                hashed.insert(key);
+            }
+        }
+        assert_eq!((ordered.len(), hashed.len()), (long.len() + 1, long.len() + 1));
+        assert!(ordered.iter().map(|key| key.len()).eq(0..=long.len()));
+        assert_eq!(Key::default(), Key::from(""));
     }
 
     #[test]
