@@ -13,6 +13,7 @@ use heatsink::store::MemoryStore;
 use heatsink::store::memory::{Fault, On, Op};
 use heatsink::testing::SimRuntime;
 use heatsink::{Fate, Heatsink, Key, Loads, Outcome, Stock, Taken};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -113,9 +114,10 @@ struct World {
     options: Options,
     books: Books,
     seen: Seen,
-    /// Counts steps; and the last one at which no bucket had a unit.
+    /// Counts steps.
     step: AtomicU64,
-    last_empty: AtomicU64,
+    /// Of each bucket, the last step at which it had no unit.
+    last_empty: Mutex<BTreeMap<Key, u64>>,
     buckets: Mutex<Vec<Key>>,
     next_hold: AtomicU64,
     left: AtomicU64,
@@ -144,7 +146,7 @@ impl World {
             books: Books::default(),
             seen: Seen::default(),
             step: AtomicU64::new(1),
-            last_empty: AtomicU64::new(0),
+            last_empty: Mutex::default(),
             buckets: Mutex::default(),
             next_hold: AtomicU64::new(0),
             left: AtomicU64::new(takes),
@@ -157,21 +159,36 @@ impl World {
         self.failure.lock().unwrap().get_or_insert(text);
     }
 
+    /// Units in each bucket now.
+    fn levels(&self) -> Vec<(Key, u64)> {
+        let level = |key: &Key| {
+            let stored = self.store.get_now(key.clone()).map(|s| s.bytes);
+            let units = stored.map_or(0, |b| std::str::from_utf8(&b).unwrap().parse().unwrap());
+            (key.clone(), units)
+        };
+        self.buckets.lock().unwrap().iter().map(level).collect()
+    }
+
     /// Units in buckets now.
     fn free(&self) -> u64 {
-        let buckets = self.buckets.lock().unwrap();
-        let units = buckets.iter().map(|key| {
-            let stored = self.store.get_now(key.clone()).map(|s| s.bytes);
-            stored.map_or(0, |b| std::str::from_utf8(&b).unwrap().parse::<u64>().unwrap())
-        });
-        units.sum()
+        self.levels().iter().map(|(_, units)| units).sum()
+    }
+
+    /// Whether every bucket had no unit at some time since step `began`. Buckets are not read at one
+    /// time: a unit that is put back behind a look, and one that is sold before it, are not seen.
+    fn each_was_empty(&self, began: u64) -> bool {
+        let last = self.last_empty.lock().unwrap();
+        self.levels().iter().all(|(key, _)| last.get(key).is_some_and(|step| *step >= began))
     }
 
     fn check(&self) {
         add(&self.step, 1);
-        let free = self.free();
-        if free == 0 {
-            self.last_empty.store(get(&self.step), Ordering::Relaxed);
+        let mut free = 0;
+        for (key, units) in self.levels() {
+            free += units;
+            if units == 0 {
+                self.last_empty.lock().unwrap().insert(key, get(&self.step));
+            }
         }
         let (out, most) = (get(&self.books.out), get(&self.books.filled_most));
         if free + out > most {
@@ -247,7 +264,7 @@ impl World {
                 }
                 Ok(Taken::SoldOut) => {
                     add(&self.seen.sold_out, 1);
-                    if get(&self.last_empty) < began && self.free() > 0 {
+                    if !self.each_was_empty(began) && self.free() > 0 {
                         self.fail(format!("{hold}: sold out, with {} units free", self.free()));
                     }
                     return;
