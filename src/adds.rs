@@ -6,7 +6,9 @@ use crate::buffer::Buffer;
 #[cfg(feature = "testing")]
 use crate::engine::control::lanes::{Ended, Flush};
 use crate::engine::control::roster;
+use crate::engine::data::joined::{Joined, Op};
 use crate::engine::data::sums::{Known, Parts};
+use crate::engine::time::Tick;
 use crate::error::{Error, Result};
 use crate::key::Key;
 #[cfg(feature = "testing")]
@@ -245,6 +247,10 @@ pub(crate) fn count(tally: &AtomicU64, n: u64) {
 pub(crate) struct Cell {
     pub(crate) hash: u64,
     pub(crate) key: Key,
+    /// How what is given to it combines.
+    pub(crate) op: Op,
+    /// Of what joins: as it was last read.
+    pub(crate) joined: Mutex<Option<Read>>,
     pub(crate) batches: Mutex<Batches>,
     pub(crate) known: Mutex<Known>,
     /// Adds that were sent, and the writes that carried them, where counters may be salted.
@@ -255,11 +261,31 @@ pub(crate) struct Cell {
     pub(crate) parts: Mutex<Parts>,
 }
 
+/// A value that joins, as it was read.
+#[derive(Clone)]
+pub(crate) struct Read {
+    pub(crate) value: Joined,
+    /// When the load began.
+    pub(crate) started: Tick,
+}
+
 impl Cell {
     pub(crate) fn new(hash: u64, key: Key) -> Arc<Cell> {
-        let (batches, known) = (Mutex::new(Batches::default()), Mutex::new(Known::default()));
-        let (only_grows, parts) = (AtomicBool::new(false), Mutex::new(Parts::default()));
-        Arc::new(Cell { hash, key, batches, known, weight: Default::default(), only_grows, parts })
+        Cell::of(hash, key, Op::Sum)
+    }
+
+    pub(crate) fn of(hash: u64, key: Key, op: Op) -> Arc<Cell> {
+        Arc::new(Cell {
+            hash,
+            key,
+            op,
+            joined: Mutex::new(None),
+            batches: Mutex::new(Batches::of(op)),
+            known: Mutex::new(Known::default()),
+            weight: Default::default(),
+            only_grows: AtomicBool::new(false),
+            parts: Mutex::new(Parts::default()),
+        })
     }
 
     /// One write that carries so many adds is sent.
@@ -377,11 +403,17 @@ impl Counters {
     /// The place of one counter. Where the table is full of counters in use, a place of its own:
     /// its adds do not combine with those of other handles, and nothing else changes.
     pub(crate) fn cell(&self, hash: u64, key: &[u8]) -> Arc<Cell> {
+        self.cell_of(hash, key, Op::Sum)
+    }
+
+    /// The same, of one whose values combine like this.
+    pub(crate) fn cell_of(&self, hash: u64, key: &[u8], op: Op) -> Arc<Cell> {
         let mut stripe = self.stripes[(hash >> 20) as usize & (STRIPES - 1)].lock();
-        if let Some(cell) = stripe.find(hash, |c| c.hash == hash && *c.key == *key) {
+        let same = |c: &Arc<Cell>| c.hash == hash && c.op == op && *c.key == *key;
+        if let Some(cell) = stripe.find(hash, same) {
             return cell.clone();
         }
-        let cell = Cell::new(hash, Key::copy(key));
+        let cell = Cell::of(hash, Key::copy(key), op);
         if stripe.len() >= COUNTERS_PER_STRIPE {
             // Whoever holds a handle, or has an add under way, holds a second reference.
             stripe.retain(|c| Arc::strong_count(c) > 1);

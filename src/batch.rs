@@ -9,8 +9,10 @@ use crate::adds::{Cell, count};
 use crate::call;
 use crate::engine::data::adds::{Adds, Arrival, BatchId, Next, Place, Woken};
 use crate::engine::data::gate::WriteSlot;
+use crate::engine::data::joined::Joined;
 use crate::error::{Error, ErrorKind, Outcome, Result};
 use crate::runtime::BoxFuture;
+use crate::salt;
 use crate::shared::Shared;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -140,9 +142,11 @@ fn job(mut ticket: Ticket) -> BoxFuture<'static, ()> {
 /// One `add` of the store, its panic and its silence turned into errors of unknown outcome.
 async fn send(shared: &Arc<Shared>, cell: &Arc<Cell>, amount: i64, adds: u64) -> Result<()> {
     shared.admit(|| cell.hash, &cell.key, None)?;
-    let answer = match &shared.salted {
-        Some(salted) => salted.add(shared, cell, (amount, adds)).await,
-        None => {
+    let answer = match (&shared.salted, Joined::number(cell.op, amount)) {
+        (Some(salted), None) => salted.add(shared, cell, (amount, adds)).await,
+        (Some(salted), Some(value)) => salted.join(shared, cell, (value, adds)).await,
+        (None, Some(value)) => salt::add_plain(shared, &cell.key, value).await,
+        (None, None) => {
             let add = shared.store.clone().add(cell.key.clone(), amount);
             match bounded(shared, shared.options.loads.timeout, call::catch(add)).await {
                 Some(Ok(answer)) => answer.map(drop),

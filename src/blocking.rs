@@ -4,9 +4,11 @@
 //! while it waits. Loads in the background run on heatsink's own two worker threads.
 
 mod counters;
+mod joined;
 mod stock;
 
 pub use counters::{Approximate, Buffered, Counter, GrowOnly};
+pub use joined::{Extreme, Union};
 pub use stock::{Balance, Reconciler, Stock, Tokens, WaitingRoom, WaitingTicket};
 
 use crate::error::Result;

@@ -4,6 +4,8 @@
 
 #[path = "counters/grow_only.rs"]
 mod grow_only;
+#[path = "counters/joined.rs"]
+mod joined;
 #[path = "counters/rollback.rs"]
 mod rollback;
 #[path = "counters/salted.rs"]

@@ -127,6 +127,7 @@ impl Salted {
     /// From now on this process wants `want` of `key`.
     pub(crate) fn want(&self, shared: &Arc<Shared>, key: &Key, want: Want, pinned: bool) {
         let now = lease_clock(&shared.clock);
+        let want = want.at_most(Salted::op_of(shared, key).slots_max());
         let mut jobs = self.jobs.lock();
         jobs.add(key, now);
         if let Some(job) = jobs.0.get_mut(key) {
@@ -222,10 +223,13 @@ impl Salted {
     /// One step; `Some` says when to look again, for there is nothing to do before.
     async fn step(&self, shared: &Arc<Shared>, key: &Key) -> Result<Option<Tick>> {
         let record = self.registrar.load(shared, key).await?;
-        let plan = match &record {
+        let mut plan = match &record {
             Some(record) => self.plan_of(record)?,
-            None => plan::Salt::new(self.options.exclusive),
+            None => self.first_plan(shared, key),
         };
+        if plan.is_plain() {
+            plan.op = Salted::op_of(shared, key);
+        }
         if let Some(record) = &record {
             if plan.is_plain()
                 && !record.has_other_than(PART)
@@ -252,7 +256,7 @@ impl Salted {
             let drawn = u32::try_from(shared.roll() % 1000).unwrap_or(0);
             let patience =
                 if job.own { Duration::ZERO } else { lease / 3 + lease / 3 * drawn / 1000 };
-            (job.watch.next(now, &plan, job.want, &self.waits(), patience), job.own)
+            (job.watch.next(now, &plan, job.want, &self.waits_of(&plan), patience), job.own)
         };
         let took = match step {
             Step::Wait(due) => return Ok(Some(due)),

@@ -5,6 +5,7 @@ use crate::adds::Cell;
 use crate::batch::bounded;
 use crate::call;
 use crate::engine::control::salt::{self as plan, Gen, Kind, Pick};
+use crate::engine::data::joined::Op;
 use crate::error::{Error, ErrorKind, Outcome, Result};
 use crate::key::Key;
 use crate::runtime::BoxFuture;
@@ -68,13 +69,15 @@ pub(crate) async fn add_event(
 
 async fn send(shared: &Arc<Shared>, cell: &Arc<Cell>, id: &Key, amount: i64) -> Result<()> {
     let store = shared.store.clone();
-    let add = |name: Key| -> BoxFuture<'static, Result<i64>> { store.clone().add(name, amount) };
+    let add = |name: Key, _, _| -> BoxFuture<'static, Result<i64>> {
+        store.clone().add(name, amount)
+    };
     match &shared.salted {
         Some(salted) => {
             let pick = |_| Pick::Event(id);
-            salted.sent(shared, &cell.key, pick, add).await.map(drop)
+            salted.sent(shared, (&cell.key, Op::Sum), pick, add).await.map(drop)
         }
-        None => asked(shared, add(cell.key.clone())).await.map(drop),
+        None => asked(shared, add(cell.key.clone(), true, false)).await.map(drop),
     }
 }
 
@@ -136,7 +139,7 @@ impl Salted {
             return Err(Error::not_applied(ErrorKind::Unsupported, text));
         }
         for attempt in 0..ADD_TRIES {
-            let (cur, mut older) = match self.view(shared, key).await? {
+            let (cur, mut older) = match self.view(shared, key, Op::Sum).await? {
                 View::Plain(_) => (plan::HOME, Vec::new()),
                 View::Salted(plan, ..) => (plan.cur, plan.older().collect::<Vec<Gen>>()),
             };

@@ -5,6 +5,7 @@ mod automatic;
 mod coordinator;
 mod event;
 mod join;
+mod joins;
 #[cfg(feature = "testing")]
 mod mutants;
 mod options;
@@ -14,6 +15,7 @@ mod sums;
 
 pub(crate) use event::add_event;
 pub use event::{Counted, Redelivery};
+pub(crate) use joins::{add_plain, read_plain};
 #[cfg(feature = "testing")]
 pub use mutants::{SaltMutant, record_name, slot_name};
 pub use options::{Salt, SaltStats};
@@ -25,6 +27,7 @@ use crate::counter::{integer, not_a_number};
 use crate::engine::control::registry::Lookup;
 use crate::engine::control::rotation::{Waits, Want};
 use crate::engine::control::salt::{self as plan, Gen, Kind, Pick, Slot};
+use crate::engine::data::joined::Op;
 use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Outcome, Result};
 use crate::key::Key;
@@ -134,7 +137,7 @@ impl Salted {
     }
 
     /// What is known of `key` for a reader; asks where nothing is.
-    async fn view(&self, shared: &Arc<Shared>, key: &Key) -> Result<View> {
+    async fn view(&self, shared: &Arc<Shared>, key: &Key, op: Op) -> Result<View> {
         for _ in 0..SUM_TRIES {
             let now = lease_clock(&shared.clock).after(shared.clock.resolution());
             let (stale, known) = self.registrar.with(|catalog| match catalog.lookup(now, key) {
@@ -147,7 +150,13 @@ impl Salted {
                 Lookup::Lapsed(_) => (false, None),
             });
             match known {
-                Some(view) => return view,
+                Some(view) => {
+                    let view = view?;
+                    if let View::Salted(plan, ..) = &view {
+                        Salted::check_op(plan, key, op)?;
+                    }
+                    return Ok(view);
+                }
                 None if stale => {
                     if self.registrar.load(shared, key).await?.is_none() {
                         return Err(gone());
@@ -161,12 +170,18 @@ impl Salted {
 
     /// Where the next add goes. Whoever cannot tell adds to the bare key, which is always read; that
     /// of an exclusive counter is sealed, and says so.
-    async fn target(&self, shared: &Arc<Shared>, key: &Key, pick: Pick<'_>) -> Result<Slot> {
+    async fn target(
+        &self,
+        shared: &Arc<Shared>,
+        (key, op): (&Key, Op),
+        pick: Pick<'_>,
+    ) -> Result<Slot> {
         let home = Slot { of: plan::HOME, index: 0 };
+        let seals = self.waits.seal || op.joins();
         for attempt in 0..2 {
             let now = lease_clock(&shared.clock).after(shared.clock.resolution());
             // Without seals an add must have ended before the lease does.
-            let margin = if self.waits.seal { Duration::ZERO } else { self.options.timeout };
+            let margin = if seals { Duration::ZERO } else { self.options.timeout };
             let (plan, valid, stale) = self.registrar.with(|catalog| {
                 let (record, valid, stale) = match catalog.lookup(now, key) {
                     Lookup::Absent(_) => (None, true, false),
@@ -177,15 +192,16 @@ impl Salted {
                     Lookup::Lapsed(record) => {
                         // A seal refuses whoever is behind, for as long as the slots are there.
                         let late = now.since(catalog.until());
-                        let sealed = self.waits.seal && late < self.options.grave / 2;
+                        let sealed = seals && late < self.options.grave / 2;
                         (record, self.ignores_leases() || (record.is_some() && sealed), false)
                     }
                 };
                 // A seal refuses whoever is behind; slots of a key that has left may be gone.
-                let sealed = stale && self.waits.seal && !catalog.has_left(key);
+                let sealed = stale && seals && !catalog.has_left(key);
                 (record.map(|record| self.plan_of(record)).transpose(), valid || sealed, stale)
             });
             let plan = plan?;
+            plan.as_ref().map_or(Ok(()), |plan| Salted::check_op(plan, key, op))?;
             match plan {
                 _ if stale && attempt == 0 => {
                     // What cannot be read leaves what is known.
@@ -195,7 +211,7 @@ impl Salted {
                     return Ok(plan.write_target(pick));
                 }
                 None => return Ok(home),
-                Some(_) if !self.options.exclusive => {
+                Some(_) if !self.options.exclusive || op.joins() => {
                     count(&self.tallies.bare, 1);
                     return Ok(home);
                 }
@@ -216,27 +232,28 @@ impl Salted {
     ) -> Result<()> {
         cell.weigh(adds);
         let store = shared.store.clone();
-        let send = |name: Key| -> crate::runtime::BoxFuture<'static, Result<i64>> {
+        let send = |name: Key, _, _| -> crate::runtime::BoxFuture<'static, Result<i64>> {
             store.clone().add(name, amount)
         };
-        self.sent(shared, &cell.key, |_| Pick::Random(shared.roll()), send).await.map(drop)
+        self.sent(shared, (&cell.key, Op::Sum), |_| Pick::Random(shared.roll()), send).await.map(drop)
     }
 
     /// One write to the slot that `pick` chooses, sent again only where it was surely not applied:
-    /// the slot is sealed.
+    /// the slot is sealed. `send` is told whether it is the bare key, and whether it was refused
+    /// before.
     async fn sent<'a, T>(
         &self,
         shared: &Arc<Shared>,
-        key: &Key,
+        (key, op): (&Key, Op),
         pick: impl Fn(u32) -> Pick<'a>,
-        send: impl Fn(Key) -> crate::runtime::BoxFuture<'static, Result<T>>,
+        send: impl Fn(Key, bool, bool) -> crate::runtime::BoxFuture<'static, Result<T>>,
     ) -> Result<T> {
         let mut refused_under = None;
         for attempt in 0..ADD_TRIES {
-            let slot = self.target(shared, key, pick(attempt)).await?;
+            let slot = self.target(shared, (key, op), pick(attempt)).await?;
             let bare = slot.of.kind == Kind::Home;
             let limit = if bare { shared.options.loads.timeout } else { self.options.timeout };
-            let call = send(self.name(key, slot));
+            let call = send(self.name(key, slot), bare, refused_under.is_some());
             let answer = match bounded(shared, limit, call::catch(call)).await {
                 Some(Ok(answer)) => answer,
                 Some(Err(panic)) => Err(panic.with_outcome(Outcome::Unknown)),
@@ -295,7 +312,7 @@ impl Salted {
         if plan.as_ref().is_none_or(plan::Salt::is_plain) && want.slots().is_none() {
             return None;
         }
-        let plan = plan.unwrap_or_else(|| plan::Salt::new(self.options.exclusive));
+        let plan = plan.unwrap_or_else(|| self.first_plan(shared, key));
         let version = self.registrar.with(|c| c.record(key).map_or(0, |record| record.version));
         let others = |s: &Slot| s.of.id != plan.cur.id && s.of.kind != Kind::Home;
         Some(Salting {
@@ -323,7 +340,7 @@ impl Salted {
 /// Starts a counter again from zero.
 pub(crate) async fn reset(shared: &Arc<Shared>, key: &Key) -> Result<()> {
     if let Some(salted) = &shared.salted
-        && matches!(salted.view(shared, key).await?, View::Salted(..))
+        && matches!(salted.view(shared, key, Op::Sum).await?, View::Salted(..))
     {
         return salted.reset(shared, key).await;
     }
@@ -343,7 +360,12 @@ pub(crate) async fn reset(shared: &Arc<Shared>, key: &Key) -> Result<()> {
 pub(crate) fn refused(shared: &Shared, key: &Key, call: &str) -> Option<Error> {
     let salted = shared.salted.as_ref()?;
     salted.is_salted(shared, key).then(|| {
-        let text = format!("the key is a salted counter: call Heatsink::counter(key).{call}()");
+        let op = salted.known(shared, key).map_or(Op::Sum, |plan| plan.op);
+        let text = if op.joins() {
+            format!("the key is salted as a {}: call {}", op.word(), joins::call_of(op))
+        } else {
+            format!("the key is a salted counter: call Heatsink::counter(key).{call}()")
+        };
         Error::not_applied(ErrorKind::WrongType, text).with_key(key)
     })
 }

@@ -5,8 +5,9 @@ use crate::batch::bounded;
 use crate::call;
 use crate::counter::{integer, not_a_number};
 use crate::engine::control::registry::Record;
-use crate::engine::control::rotation::Step;
+use crate::engine::control::rotation::{Step, Waits};
 use crate::engine::control::salt::{self as plan, Gen, Kind, Slot};
+use crate::engine::data::joined::Op;
 use crate::error::{Error, ErrorKind, Outcome, Result};
 use crate::key::Key;
 use crate::lanes::overflow;
@@ -63,16 +64,13 @@ impl Salted {
             Step::Arm => (plan.armed(), Some(&self.tallies.announced)),
             Step::Switch => (plan.switched(), Some(&self.tallies.switched)),
             Step::Replace(old) => {
-                let total = self.seal(shared, key, old).await?;
+                let total = self.end(shared, key, (plan.op, old)).await?;
                 (plan.replaced(total), Some(&self.tallies.switched))
             }
             Step::Retire(old) => {
-                let total = if self.waits.seal {
-                    self.seal(shared, key, old).await?
-                } else {
-                    self.total(shared, key, old).await?
-                };
-                (plan.retired(old.id, total, self.waits.seal), Some(&self.tallies.retired))
+                let sealed = self.waits.seal || plan.op.joins();
+                let total = self.end(shared, key, (plan.op, old)).await?;
+                (plan.retired(old.id, total, sealed), Some(&self.tallies.retired))
             }
             Step::Sweep(old) => return self.sweep(shared, key, record, plan, old).await,
             Step::Forget(old) => {
@@ -158,6 +156,10 @@ impl Salted {
                 return Err(Error::not_applied(ErrorKind::Limit, text).with_key(key));
             }
         }
+        if plan.op.joins() && self.options.parity {
+            let text = "Salt::parity is for counters";
+            return Err(Error::not_applied(ErrorKind::Limit, text).with_key(key));
+        }
         let kind = match (home, self.options.parity) {
             (true, _) => Kind::Home,
             (false, true) => Kind::Parity,
@@ -167,6 +169,10 @@ impl Salted {
         let seed = if kind == Kind::Slots { self.seed(shared, key, id, k).await } else { 0 };
         let next = plan.announced(k, kind, seed, armed);
         if let Some(of) = next.as_ref().and_then(|next| next.next).filter(|_| kind != Kind::Home) {
+            if plan.op.joins() {
+                self.open_places(shared, key, (plan.op, of)).await?;
+                return Ok(next);
+            }
             let open = |index| -> BoxFuture<'static, Result<i64>> {
                 shared.store.clone().add(self.name(key, Slot { of, index }), 0)
             };
@@ -230,6 +236,24 @@ impl Salted {
             }
         }
         best.1
+    }
+
+    /// What the slots of a generation came to: for good, where they can be sealed. Of what joins
+    /// it is in the bare key now, and zero is left.
+    async fn end(&self, shared: &Arc<Shared>, key: &Key, (op, of): (Op, Gen)) -> Result<i64> {
+        if op.joins() {
+            return self.bring_home(shared, key, (op, of)).await.map(|()| 0);
+        }
+        if self.waits.seal {
+            return self.seal(shared, key, of).await;
+        }
+        self.total(shared, key, of).await
+    }
+
+    /// The waits of one counter: what joins is always sealed, and is in the bare key already.
+    pub(super) fn waits_of(&self, plan: &plan::Salt) -> Waits {
+        let waits = self.waits();
+        if plan.op.joins() { Waits { seal: true, fold: None, ..waits } } else { waits }
     }
 
     /// Seals every slot of a generation; what they came to, for good.
@@ -301,6 +325,12 @@ impl Salted {
             return Ok(true);
         }
         // Sealed slots too: a store that fails over may have lost the seal.
+        if plan.op.joins() {
+            if !self.is_home(shared, key, (plan.op, old)).await? {
+                return Ok(false);
+            }
+            return self.delete_slots(shared, key, old).await;
+        }
         let slots: Vec<Slot> = (0..old.k).map(|index| Slot { of: old, index }).collect();
         let found = self.slots_of(shared, key, &slots).await?.into_iter();
         let mut found = found.map(|stored| stored.and_then(|stored| integer(&stored.bytes)));
@@ -310,6 +340,10 @@ impl Salted {
             self.sweep(shared, key, record, plan, old).await?;
             return Ok(false);
         }
+        self.delete_slots(shared, key, old).await
+    }
+
+    async fn delete_slots(&self, shared: &Arc<Shared>, key: &Key, old: Gen) -> Result<bool> {
         let names: Vec<Key> =
             (0..old.k).map(|index| self.name(key, Slot { of: old, index })).collect();
         let gone = self.ask(shared, delete(shared, names)).await?;
@@ -321,7 +355,7 @@ impl Salted {
     pub(super) async fn finish(&self, shared: &Arc<Shared>, key: &Key) -> Result<()> {
         let Some(record) = self.registrar.load(shared, key).await? else { return Ok(()) };
         let plan = self.plan_of(&record)?;
-        if !self.waits.seal {
+        if !self.waits_of(&plan).seal {
             return Ok(());
         }
         let step = match plan.next {
@@ -348,7 +382,7 @@ impl Salted {
         }
     }
 
-    fn asking<T: Send + 'static>(
+    pub(super) fn asking<T: Send + 'static>(
         &self,
         shared: &Arc<Shared>,
         work: BoxFuture<'static, Result<T>>,

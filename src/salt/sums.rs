@@ -6,6 +6,7 @@ use crate::batch::bounded;
 use crate::call;
 use crate::counter::{Total, integer, not_a_number};
 use crate::engine::control::salt::{self as plan, Kind, Slot};
+use crate::engine::data::joined::Op;
 use crate::engine::data::sums::Parts;
 use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Result};
@@ -35,7 +36,7 @@ impl Salted {
     /// once; but for what came to slots that do not answer since they were last seen.
     pub(crate) async fn sum(&self, shared: &Arc<Shared>, cell: &Cell) -> Result<Total> {
         for _ in 0..SUM_TRIES {
-            let view = self.view(shared, &cell.key).await?;
+            let view = self.view(shared, &cell.key, Op::Sum).await?;
             let started = shared.clock.now();
             let known = cell.parts.lock().clone();
             if let Some(found) = self.sum_by(shared, &cell.key, &view, &known).await? {
@@ -153,7 +154,7 @@ impl Salted {
     }
 
     /// One read a shard, each with this limit.
-    async fn answers_of(
+    pub(super) async fn answers_of(
         &self,
         shared: &Arc<Shared>,
         key: &Key,
@@ -184,6 +185,7 @@ impl Salted {
         for _ in 0..SUM_TRIES {
             let Some(record) = self.registrar.load(shared, key).await? else { return Err(gone()) };
             let plan = self.plan_of(&record)?;
+            Salted::check_op(&plan, key, Op::Sum)?;
             let view = View::Salted(plan.clone(), (record.version, record.nonce), Tick::ZERO);
             let Some(found) = self.sum_by(shared, key, &view, &Parts::default()).await? else {
                 continue;

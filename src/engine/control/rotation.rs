@@ -68,6 +68,18 @@ impl Want {
         }
     }
 
+    /// The same, of no more slots than this.
+    #[must_use]
+    pub fn at_most(self, max: u16) -> Want {
+        match self {
+            Want::Ready(k) => Want::Ready(k.min(max)),
+            Want::Slots(k) => Want::Slots(k.min(max)),
+            Want::AtOnce(k) => Want::AtOnce(k.min(max)),
+            Want::Pinned { k, at_once } => Want::Pinned { k: k.min(max), at_once },
+            Want::Nothing | Want::Home => self,
+        }
+    }
+
     /// Whether `cur` is what is wanted.
     fn is_met(&self, cur: Gen) -> bool {
         let slots = cur.kind != Kind::Home;

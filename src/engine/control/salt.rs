@@ -20,6 +20,7 @@
 //! heatsink or a process whose lease has run out, is counted at once. Of an exclusive counter it is
 //! sealed and retired like any other generation.
 
+use super::super::data::joined::Op;
 use crate::key::{Key, fnv1a_32};
 use std::fmt::Write;
 
@@ -117,6 +118,11 @@ pub struct Salt {
     pub marks: Vec<u32>,
     /// What is on its way back to the bare key.
     pub fold: Option<Fold>,
+    /// How the values of its slots combine. Of those that join nothing is ever retired into the
+    /// record: it is joined to the bare key, which is always read, before its slots go.
+    pub op: Op,
+    /// When it begins again from zero, in milliseconds since 1970.
+    pub expires: Option<u64>,
 }
 
 impl Salt {
@@ -134,7 +140,16 @@ impl Salt {
             last: 0,
             marks: Vec::new(),
             fold: None,
+            op: Op::Sum,
+            expires: None,
         }
+    }
+
+    /// A key that is not salted yet, whose values combine like this. Only a counter can be
+    /// `exclusive`: what joins is joined to the bare key.
+    #[must_use]
+    pub fn of(op: Op, exclusive: bool) -> Salt {
+        Salt { op, ..Salt::new(exclusive && op == Op::Sum) }
     }
 
     /// Whether the record says no more than that there is a plain counter under the bare key.
@@ -146,6 +161,7 @@ impl Salt {
             && self.graves.is_empty()
             && self.retired == 0
             && self.fold.is_none()
+            && self.expires.is_none()
             && !self.exclusive
     }
 
@@ -326,10 +342,18 @@ impl Salt {
         Some(out)
     }
 
-    /// The count begins again: what was counted up to now, `total`, is taken off.
+    /// Its time is over at `now_ms`: it begins again from zero.
+    #[must_use]
+    pub fn is_expired(&self, now_ms: u64) -> bool {
+        self.expires.is_some_and(|at| now_ms >= at)
+    }
+
+    /// The count begins again: what was counted up to now, `total`, is taken off. It expires no
+    /// more.
     #[must_use]
     pub fn reset(&self, total: i64) -> Option<Salt> {
-        Some(Salt { retired: self.retired.checked_sub(total)?, ..self.clone() })
+        let retired = self.retired.checked_sub(total)?;
+        (self.op == Op::Sum).then(|| Salt { retired, expires: None, ..self.clone() })
     }
 }
 
@@ -468,6 +492,10 @@ impl Salt {
         if let Some(Fold { id, amount, done }) = self.fold {
             let _ = write!(text, "{id}.{amount}.{}", if done { 'd' } else { 'c' });
         }
+        let _ = write!(text, "/{}/", self.op.word());
+        if let Some(at) = self.expires {
+            let _ = write!(text, "{at}");
+        }
         text
     }
 
@@ -512,7 +540,13 @@ impl Salt {
             "" => None,
             text => Some(Fold::parse(text)?),
         };
-        let salt = Salt { exclusive, cur, next, armed, drain, retired, graves, last, marks, fold };
+        let op = Op::parse(fields.next()?)?;
+        let expires = match fields.next()? {
+            "" => None,
+            text => Some(text.parse().ok()?),
+        };
+        let salt = Salt { exclusive, cur, next, armed, last, retired, ..Salt::new(false) };
+        let salt = Salt { drain, graves, marks, fold, op, expires, ..salt };
         (fields.next().is_none() && salt.is_sound()).then_some(salt)
     }
 
@@ -525,7 +559,8 @@ impl Salt {
         ids.dedup();
         let marked = self.marks.is_empty() || self.marks.len() == self.waiting().count();
         let folds = self.fold.is_none() || !self.exclusive;
-        marked && folds && ids.len() == n && ids.last().is_none_or(|id| *id <= self.last)
+        let counts = self.op == Op::Sum || (!self.exclusive && self.retired == 0 && self.expires.is_none());
+        marked && folds && counts && ids.len() == n && ids.last().is_none_or(|id| *id <= self.last)
     }
 }
 

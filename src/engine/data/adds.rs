@@ -8,6 +8,8 @@
 //! - **Bounds**: two batches a counter; waiters per batch are capped by the caller's limit.
 //! - **Source**: group commit (`DeWitt` et al. 1984), applied to one counter.
 
+use super::joined::Op;
+
 /// Names one batch of one counter; later batches have higher numbers.
 pub type BatchId = u64;
 
@@ -20,6 +22,8 @@ pub struct Adds<W, N> {
     batches: BatchId,
     /// How many adds the newest batch that was sent carried.
     company: usize,
+    /// How amounts combine.
+    op: Op,
 }
 
 #[derive(Clone, Debug)]
@@ -106,18 +110,24 @@ pub enum Woken<W> {
 
 impl<W, N> Default for Adds<W, N> {
     fn default() -> Self {
-        Adds { flying: None, open: None, batches: 0, company: 0 }
+        Adds { flying: None, open: None, batches: 0, company: 0, op: Op::Sum }
     }
 }
 
 impl<W, N: Clone + Default> Adds<W, N> {
+    /// Of amounts that combine like this.
+    #[must_use]
+    pub fn of(op: Op) -> Self {
+        Adds { op, ..Adds::default() }
+    }
+
     /// An add has come.
     pub fn arrive(&mut self, amount: i64, waiter: W, waiters_max: usize) -> Arrival<W, N> {
         if let Some(open) = &mut self.open {
             if open.here >= waiters_max {
                 return Arrival::Bypass(waiter);
             }
-            let Some(sum) = open.amount.checked_add(amount) else {
+            let Some(sum) = self.op.combine(open.amount, amount) else {
                 return Arrival::Overflow(waiter);
             };
             open.amount = sum;

@@ -4,6 +4,7 @@
 //! - [`bulkhead`]: places and a queue in front of one shard.
 //! - [`debit`]: one debit of a striped balance.
 //! - [`flight`]: one running load and the callers that wait for it.
+//! - [`joined`]: values that combine without being counted: maxima, sets.
 //! - [`near`]: how old a cached value may be, and which of two values wins.
 //! - [`announce`]: what processes tell each other of their writes.
 //! - [`adds`]: adds of one counter that travel together.
@@ -23,6 +24,7 @@ pub mod bulkhead;
 pub mod debit;
 pub mod flight;
 pub mod gate;
+pub mod joined;
 pub mod near;
 pub mod probe;
 pub mod regions;
