@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "counters/expiring.rs"]
+mod expiring;
 #[path = "counters/grow_only.rs"]
 mod grow_only;
 #[path = "counters/joined.rs"]

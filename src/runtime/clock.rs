@@ -82,7 +82,6 @@ impl Clock {
 
     /// Milliseconds since 1970, as far as the machine knows; of a manual clock, since its origin.
     /// For what other machines are to compare; never for measuring.
-    #[cfg(feature = "feed")]
     #[must_use]
     pub(crate) fn wall_ms(&self) -> u64 {
         match &self.0 {

@@ -104,21 +104,21 @@ impl Salted {
 
     /// Rotations that are under way are this process's affair too.
     fn look_for_work(&self, shared: &Arc<Shared>) {
-        let open: Vec<(Key, Stamp)> = self.registrar.with(|catalog| {
+        let open: Vec<(Key, Stamp, bool)> = self.registrar.with(|catalog| {
             let open = catalog.list().keys().filter_map(|key| {
                 let record = catalog.record(key)?;
                 let folds = |plan: &plan::Salt| self.waits.fold.is_some() && plan.may_fold();
-                let open =
-                    |plan: plan::Salt| plan.is_under_way() || plan.is_plain() || folds(&plan);
-                let open = self.plan_of(record).is_ok_and(open);
-                open.then(|| (key.clone(), record.stamp()))
+                let plan = self.plan_of(record).ok()?;
+                let over = plan.is_expired(shared.clock.wall_ms());
+                let open = plan.is_under_way() || plan.is_plain() || folds(&plan) || over;
+                open.then(|| (key.clone(), record.stamp(), over))
             });
             open.collect()
         });
         let now = lease_clock(&shared.clock);
         let mut jobs = self.jobs.lock();
-        for (key, stamp) in open {
-            if jobs.0.get(&key).is_none_or(|job| job.seen != stamp) {
+        for (key, stamp, over) in open {
+            if over || jobs.0.get(&key).is_none_or(|job| job.seen != stamp) {
                 jobs.add(&key, now);
             }
         }
@@ -227,6 +227,10 @@ impl Salted {
             Some(record) => self.plan_of(record)?,
             None => self.first_plan(shared, key),
         };
+        if plan.is_expired(shared.clock.wall_ms()) {
+            self.expire(shared, key).await?;
+            return Ok(None);
+        }
         if plan.is_plain() {
             plan.op = Salted::op_of(shared, key);
         }

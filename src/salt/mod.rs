@@ -4,6 +4,7 @@
 mod automatic;
 mod coordinator;
 mod event;
+mod expiry;
 mod join;
 mod joins;
 #[cfg(feature = "testing")]
@@ -154,6 +155,10 @@ impl Salted {
                     let view = view?;
                     if let View::Salted(plan, ..) = &view {
                         Salted::check_op(plan, key, op)?;
+                        if plan.is_expired(shared.clock.wall_ms()) {
+                            self.expire(shared, key).await?;
+                            continue;
+                        }
                     }
                     return Ok(view);
                 }
@@ -178,7 +183,8 @@ impl Salted {
     ) -> Result<Slot> {
         let home = Slot { of: plan::HOME, index: 0 };
         let seals = self.waits.seal || op.joins();
-        for attempt in 0..2 {
+        let mut attempt = 0;
+        while attempt < 2 {
             let now = lease_clock(&shared.clock).after(shared.clock.resolution());
             // Without seals an add must have ended before the lease does.
             let margin = if seals { Duration::ZERO } else { self.options.timeout };
@@ -201,9 +207,17 @@ impl Salted {
                 (record.map(|record| self.plan_of(record)).transpose(), valid || sealed, stale)
             });
             let plan = plan?;
-            plan.as_ref().map_or(Ok(()), |plan| Salted::check_op(plan, key, op))?;
+            if let Some(plan) = &plan {
+                Salted::check_op(plan, key, op)?;
+                if plan.is_expired(shared.clock.wall_ms()) {
+                    // What is written from now on is not to go with what was there.
+                    self.expire(shared, key).await?;
+                    continue;
+                }
+            }
+            attempt += 1;
             match plan {
-                _ if stale && attempt == 0 => {
+                _ if stale && attempt == 1 => {
                     // What cannot be read leaves what is known.
                     drop(self.registrar.load(shared, key).await);
                 }
@@ -215,7 +229,7 @@ impl Salted {
                     count(&self.tallies.bare, 1);
                     return Ok(home);
                 }
-                Some(_) if attempt == 0 => self.renew(shared).await?,
+                Some(_) if attempt == 1 => self.renew(shared).await?,
                 Some(_) => break,
             }
         }

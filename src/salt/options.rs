@@ -42,6 +42,21 @@ use std::time::Duration;
 /// again, for programs without heatsink too. Elsewhere the record stays for ever, and counts
 /// towards [`listed_max`](Salt::listed_max).
 ///
+/// # Counters that expire
+/// A bare key that has an expiry when it is salted ([`ttl`](crate::Capability::ttl) of the store)
+/// gives it to the record, as a time by the machines' clocks, and keeps none itself. From that time on
+/// whoever looks at the counter lets it begin again from zero before it does anything else: its slots,
+/// what is retired and what comes late vanish together, in one change of the record. An add that began
+/// after that time counts; one that was under way may count before or after. After it the counter does
+/// not expire any more, as with a key that an add makes anew; a [`reset`](crate::Counter::reset) leaves
+/// the expiry as it is.
+///
+/// The clocks of machines tell different times: by as much one process sees the end earlier than
+/// another. What a program without heatsink adds to the bare key between that time and the first look
+/// is gone with the rest. A registry that loses the change does it again. A counter that would expire
+/// within two leases is not salted, nor is a maximum or a set that expires; a counter that
+/// [only grows](crate::GrowOnly) takes an expiry for a loss.
+///
 /// # Example
 /// ```
 /// # use heatsink::{Heatsink, Salt, Treatment, store::MemoryStore};
@@ -292,9 +307,11 @@ tallies! {
     forgotten,
     /// Retired sums that this process brought back to the bare key.
     folded,
+    /// Counters whose time was over, and which this process let begin again.
+    expired,
     /// Steps of a rotation that failed, or that another process took first; they are tried again.
     steps_failed,
-    /// Counters that were not salted: the registry is full, or the counter expires.
+    /// Keys that were not salted: the registry is full, or the key expires and cannot be salted.
     refused,
     /// Adds that met a sealed slot and went to another.
     resent,

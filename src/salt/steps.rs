@@ -55,6 +55,9 @@ impl Salted {
                 return Ok(false);
             }
         }
+        if plan.expires.is_some() && matches!(step, Step::Switch | Step::Replace(_)) {
+            self.keep_bare(shared, key).await?;
+        }
         let (next, tally) = match step {
             Step::Wait(_) => return Ok(true),
             Step::Announce { k, home, armed } => {
@@ -103,6 +106,9 @@ impl Salted {
         let next = next.ok_or_else(overflow)?;
         let won = self.put(shared, key, record, &next).await?;
         tally.into_iter().for_each(|tally| count(tally, u64::from(won)));
+        if won && next.expires.is_some() && matches!(step, Step::Announce { .. }) {
+            self.keep_bare(shared, key).await?;
+        }
         if !won && matches!(step, Step::Announce { .. }) {
             self.take_back(shared, key, next.next).await;
         }
@@ -149,12 +155,9 @@ impl Salted {
         if full {
             return Err(Error::not_applied(ErrorKind::Limit, "the registry is full").with_key(key));
         }
-        if record.is_none() {
-            let bare = self.ask(shared, shared.store.clone().get(key.clone())).await?;
-            if bare.is_some_and(|stored| stored.ttl_left.is_some()) {
-                let text = "a counter that expires is not salted";
-                return Err(Error::not_applied(ErrorKind::Limit, text).with_key(key));
-            }
+        let mut expires = plan.expires;
+        if record.is_none() || plan.is_plain() {
+            expires = self.expiry_of_bare(shared, key, plan.op).await?;
         }
         if plan.op.joins() && self.options.parity {
             let text = "Salt::parity is for counters";
@@ -168,6 +171,7 @@ impl Salted {
         let id = plan.last.saturating_add(1);
         let seed = if kind == Kind::Slots { self.seed(shared, key, id, k).await } else { 0 };
         let next = plan.announced(k, kind, seed, armed);
+        let next = next.map(|next| plan::Salt { expires, ..next });
         if let Some(of) = next.as_ref().and_then(|next| next.next).filter(|_| kind != Kind::Home) {
             if plan.op.joins() {
                 self.open_places(shared, key, (plan.op, of)).await?;

@@ -5,11 +5,12 @@ use crate::adds::Cell;
 use crate::batch::bounded;
 use crate::call;
 use crate::counter::{Total, integer, not_a_number};
+use crate::engine::control::registry::Record;
 use crate::engine::control::salt::{self as plan, Kind, Slot};
 use crate::engine::data::joined::Op;
 use crate::engine::data::sums::Parts;
 use crate::engine::time::Tick;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Outcome, Result};
 use crate::key::Key;
 use crate::lanes::overflow;
 use crate::registry::lease_clock;
@@ -22,8 +23,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// What a sum came to.
-struct Found {
-    total: Total,
+pub(super) struct Found {
+    pub(super) total: Total,
     /// By generation and number; `None` for a slot that did not answer.
     parts: Vec<((u32, u16), Option<i64>)>,
 }
@@ -51,9 +52,18 @@ impl Salted {
         Err(Error::not_applied(ErrorKind::Store, "the counter changes faster than it can be read"))
     }
 
+    /// Lets the others know of the record that this process has just made.
+    pub(super) async fn tell(&self, shared: &Arc<Shared>, key: &Key) -> Result<()> {
+        let Some(stamp) = self.registrar.with(|c| c.record(key).map(Record::stamp)) else {
+            return Ok(());
+        };
+        let told = self.registrar.publish(shared, key, stamp).await;
+        told.map(drop).map_err(|e| e.with_outcome(Outcome::Unknown))
+    }
+
     /// The sum under a record; `None` when that is not in force any more. Slots that do not answer
     /// count as they are `known`.
-    async fn sum_by(
+    pub(super) async fn sum_by(
         &self,
         shared: &Arc<Shared>,
         key: &Key,
@@ -192,7 +202,7 @@ impl Salted {
             };
             let next = plan.reset(found.total.sum).ok_or_else(overflow)?;
             if self.put(shared, key, Some(&record), &next).await? {
-                return Ok(());
+                return self.tell(shared, key).await;
             }
         }
         Err(Error::not_applied(ErrorKind::Store, "the counter changes faster than it can be read"))

@@ -304,7 +304,7 @@ fn a_reset_takes_off_what_was_counted_and_a_delete_lets_the_slots_go() {
 }
 
 #[test]
-fn a_full_registry_and_a_counter_that_expires_are_refused_and_said() {
+fn a_full_registry_and_a_counter_that_expires_soon_are_refused_and_said() {
     let rig = Rig::new(Salt::new().listed_max(1));
     rig.salt("a", 4);
     rig.hs.control().pin("b", Treatment::Salt { slots: 4 }).unwrap();
@@ -315,9 +315,9 @@ fn a_full_registry_and_a_counter_that_expires_are_refused_and_said() {
     assert_eq!(rig.number("b"), 1);
 
     let rig = Rig::new(Salt::new());
-    rig.rt.block_on(rig.store.put(&Key::from("c"), "9".into(), Some(60 * SEC))).unwrap();
+    rig.rt.block_on(rig.store.put(&Key::from("c"), "9".into(), Some(4 * SEC))).unwrap();
     rig.hs.control().pin("c", Treatment::Salt { slots: 4 }).unwrap();
-    rig.rt.run_for(10 * SEC);
+    rig.rt.run_for(3 * SEC);
     assert_eq!((rig.hs.salt_stats().refused, rig.sum("c")), (1, 9));
 }
 

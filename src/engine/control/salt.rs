@@ -342,18 +342,25 @@ impl Salt {
         Some(out)
     }
 
-    /// Its time is over at `now_ms`: it begins again from zero.
+    /// Whether its time is over at `now_ms`.
     #[must_use]
     pub fn is_expired(&self, now_ms: u64) -> bool {
         self.expires.is_some_and(|at| now_ms >= at)
     }
 
-    /// The count begins again: what was counted up to now, `total`, is taken off. It expires no
-    /// more.
+    /// The count begins again: what was counted up to now, `total`, is taken off.
     #[must_use]
     pub fn reset(&self, total: i64) -> Option<Salt> {
         let retired = self.retired.checked_sub(total)?;
-        (self.op == Op::Sum).then(|| Salt { retired, expires: None, ..self.clone() })
+        (self.op == Op::Sum).then(|| Salt { retired, ..self.clone() })
+    }
+
+    /// Its time is over: it begins again, and expires no more. It is a reset like any other, so that
+    /// all slots, whatever is retired and what comes late vanish in one change of the record.
+    #[must_use]
+    pub fn expired(&self, total: i64) -> Option<Salt> {
+        self.expires?;
+        Some(Salt { expires: None, ..self.reset(total)? })
     }
 }
 

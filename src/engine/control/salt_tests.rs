@@ -21,6 +21,8 @@ enum Step {
     Sweep(usize, i32),
     Forget(usize),
     Reset(i32),
+    Expires,
+    Expire(i32),
     BeginFold,
     EndFold,
     ForgetFold,
@@ -37,6 +39,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0..4usize, any::<i32>()).prop_map(|(i, n)| Step::Sweep(i, n)),
         3 => (0..4usize).prop_map(Step::Forget),
         1 => any::<i32>().prop_map(Step::Reset),
+        1 => Just(Step::Expires),
+        1 => any::<i32>().prop_map(Step::Expire),
         2 => Just(Step::BeginFold),
         1 => Just(Step::EndFold),
         1 => Just(Step::ForgetFold),
@@ -55,6 +59,8 @@ fn apply(salt: &Salt, step: Step) -> Option<Salt> {
         Step::Sweep(i, n) => salt.swept(salt.graves.get(i)?.slots.id, n.into()),
         Step::Forget(i) => salt.forgotten(salt.graves.get(i)?.slots.id),
         Step::Reset(n) => salt.reset(n.into()),
+        Step::Expires => Some(Salt { expires: Some(u64::MAX), ..salt.clone() }),
+        Step::Expire(n) => salt.expired(n.into()),
         Step::BeginFold => salt.folding(7),
         Step::EndFold => salt.folded(),
         Step::ForgetFold => salt.unfolded(),
@@ -130,6 +136,23 @@ proptest! {
             prop_assert_eq!(all.len(), read(&salt).len());
             prop_assert!(exclusive || read(&salt).contains(&(0, 0)));
         }
+    }
+
+    /// Whatever is under way, an expiry changes what the record adds and nothing that anybody writes
+    /// to or reads.
+    #[test]
+    fn an_expiry_is_one_change_of_the_record_and_moves_no_slot(steps in steps(), total: i32) {
+        let mut salt = Salt::new(false);
+        for step in steps {
+            salt = apply(&salt, step).unwrap_or(salt);
+        }
+        let timed = Salt { expires: Some(50), ..salt.clone() };
+        prop_assert!(!timed.is_expired(49) && timed.is_expired(50) && !timed.is_plain());
+        let Some(over) = timed.expired(total.into()) else { return Ok(()) };
+        prop_assert_eq!(over.expires, None);
+        prop_assert_eq!(salt.retired - over.retired, i64::from(total));
+        prop_assert!(over.read_set().eq(salt.read_set()));
+        prop_assert_eq!(Salt { retired: salt.retired, ..over }, salt);
     }
 
     #[test]

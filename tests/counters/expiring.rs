@@ -1,0 +1,202 @@
+//! Salted counters that expire: at one moment everything is gone, and what comes later counts.
+
+use super::MS;
+use heatsink::engine::time::Tick;
+use heatsink::store::memory::{Fault, On};
+use heatsink::store::{Capability, MemoryStore, Store};
+use heatsink::testing::SimRuntime;
+use heatsink::{Heatsink, Key, Salt, Treatment};
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+const SEC: Duration = Duration::from_secs(1);
+
+/// Some processes, and a counter of 9 that expires.
+struct Fleet {
+    rt: SimRuntime,
+    store: MemoryStore,
+    all: Vec<Heatsink>,
+    end: Tick,
+}
+
+impl Fleet {
+    fn new(seed: u64, can: Capability, salt: &Salt, lives: Duration) -> Fleet {
+        let rt = SimRuntime::new(seed);
+        let store = MemoryStore::builder().shards(4).capability(can).runtime(rt.clone());
+        let store = store.latency(MS).max_in_flight_time(300 * MS).build();
+        let build = |i| {
+            let hs = Heatsink::builder(store.clone()).salt(salt.clone()).runtime(rt.clone());
+            hs.seed(100 * seed + i).cores(2.try_into().unwrap()).build().unwrap()
+        };
+        let all = (0..3).map(build).collect();
+        rt.block_on(store.put(&Key::from("c"), "9".into(), Some(lives))).unwrap();
+        let end = rt.now().after(lives);
+        Fleet { rt, store, all, end }
+    }
+
+    fn sum(&self, process: usize) -> i64 {
+        let counter = self.all[process].counter("c");
+        self.rt.block_on(counter.sum_with(Duration::ZERO)).unwrap().total()
+    }
+
+    fn until(&self, tick: Tick) {
+        self.rt.run_for(tick.since(self.rt.now()));
+    }
+
+    fn pin(&self, process: u64, slots: u32) {
+        self.all[process as usize].control().pin("c", Treatment::Salt { slots }).unwrap();
+    }
+}
+
+#[test]
+fn a_counter_that_expires_does_so_in_slots_too_and_everything_of_it_at_once() {
+    let salt = Salt::new().grave(5 * SEC);
+    let fleet = Fleet::new(1, Capability::all(), &salt, 60 * SEC);
+    fleet.pin(0, 8);
+    fleet.rt.run_for(10 * SEC);
+    // One generation is retired, and one is in use.
+    for _ in 0..20 {
+        fleet.rt.block_on(fleet.all[1].counter("c").add(1)).unwrap();
+    }
+    fleet.pin(0, 4);
+    fleet.rt.run_for(10 * SEC);
+    for _ in 0..20 {
+        fleet.rt.block_on(fleet.all[2].counter("c").add(1)).unwrap();
+    }
+    assert!(fleet.all[0].explain("c").salting.unwrap().retired == 20);
+    assert_eq!(fleet.store.get_now("c").unwrap().ttl_left, None, "the record has it");
+    fleet.until(Tick(fleet.end.0 - 20_000_000));
+    assert_eq!([0, 1, 2].map(|i| fleet.sum(i)), [49; 3]);
+    fleet.until(fleet.end);
+    fleet.rt.block_on(fleet.all[1].counter("c").add(5)).unwrap();
+    assert_eq!([0, 1, 2].map(|i| fleet.sum(i)), [5; 3]);
+    let expired: u64 = fleet.all.iter().map(|hs| hs.salt_stats().expired).sum();
+    assert_eq!(expired, 1);
+    // What counts from then on does not expire, and goes home.
+    fleet.all[0].control().unpin("c");
+    fleet.rt.run_for(60 * SEC);
+    assert_eq!([0, 1, 2].map(|i| fleet.sum(i)), [5; 3]);
+    assert_eq!(fleet.store.get_now("c").unwrap().bytes, "5");
+}
+
+#[test]
+fn nobody_needs_to_look_for_a_counter_to_expire() {
+    let salt = Salt::new().grave(5 * SEC);
+    let fleet = Fleet::new(1, Capability::all(), &salt, 20 * SEC);
+    fleet.pin(0, 8);
+    fleet.rt.run_for(5 * SEC);
+    fleet.all[0].control().unpin("c");
+    fleet.rt.run_for(10 * SEC);
+    assert!(fleet.all[0].explain("c").salting.is_some(), "it is kept for the expiry");
+    fleet.rt.run_for(60 * SEC);
+    assert_eq!(fleet.store.get_now("c").unwrap().bytes, "0");
+    assert_eq!(fleet.all[0].explain("c").salting, None);
+}
+
+#[test]
+fn a_reset_is_known_to_every_process_and_leaves_the_expiry() {
+    let fleet = Fleet::new(1, Capability::all(), &Salt::new(), 60 * SEC);
+    fleet.pin(0, 8);
+    fleet.rt.run_for(10 * SEC);
+    assert_eq!(fleet.sum(2), 9);
+    fleet.rt.block_on(fleet.all[1].counter("c").reset()).unwrap();
+    fleet.rt.run_for(3 * SEC);
+    assert_eq!([0, 1, 2].map(|i| fleet.sum(i)), [0; 3]);
+    fleet.rt.block_on(fleet.all[1].counter("c").add(4)).unwrap();
+    fleet.until(fleet.end);
+    assert_eq!([0, 1, 2].map(|i| fleet.sum(i)), [0; 3]);
+}
+
+/// What was given and acknowledged before the end, and after it.
+#[derive(Default)]
+struct Books {
+    given: [AtomicI64; 2],
+    acked: [AtomicI64; 2],
+    /// Adds that began before the end and ended after it, or of which that is not known.
+    either: AtomicI64,
+}
+
+fn load(n: &AtomicI64) -> i64 {
+    n.load(Ordering::Relaxed)
+}
+
+/// Adds, sums and rotations go on through the end, and calls fail in every way.
+fn torture(seed: u64) {
+    let salt = Salt::new().lease(400 * MS).timeout(100 * MS).grave(2 * SEC).sweep(300 * MS);
+    let mut can = Capability::all();
+    can.seal = seed % 3 != 0;
+    let fleet = Fleet::new(seed, can, &salt, 6 * SEC);
+    let faults = fleet.store.faults();
+    for (on, p, fault) in [
+        (On::Any, 0.02, Fault::NotApplied),
+        (On::Writes, 0.02, Fault::UnknownApplied),
+        (On::Writes, 0.02, Fault::UnknownNotApplied),
+        (On::Any, 0.02, Fault::Delay(60 * MS)),
+    ] {
+        faults.chance(on, p, fault);
+    }
+    let (books, end, stop) = (Arc::new(Books::default()), fleet.end, fleet.end.after(6 * SEC));
+    for hs in &fleet.all {
+        let (rt, own, counter) = (fleet.rt.clone(), books.clone(), hs.counter("c"));
+        fleet.rt.spawn(async move {
+            while rt.now() < stop {
+                let n = 1 + rt.draw(4) as i64;
+                let late = usize::from(rt.now() >= end);
+                own.given[late].fetch_add(n, Ordering::Relaxed);
+                let answer = counter.add(n).await;
+                let over = rt.now() >= end;
+                match answer {
+                    Ok(()) if late == 1 || !over => {
+                        own.acked[late].fetch_add(n, Ordering::Relaxed);
+                    }
+                    Err(e) if !e.is_unknown() => {}
+                    // It may land at any time.
+                    _ if late == 0 => drop(own.either.fetch_add(n, Ordering::Relaxed)),
+                    _ => {}
+                }
+                rt.sleep(MS * (1 + rt.draw(30) as u32)).await;
+            }
+        });
+        let (rt, own, counter) = (fleet.rt.clone(), books.clone(), hs.counter("c"));
+        fleet.rt.spawn(async move {
+            while rt.now() < stop {
+                let (began, acked) = (rt.now(), [0, 1].map(|i| load(&own.acked[i])));
+                let seen = counter.sum_with(Duration::ZERO).await.map(|sum| sum.total());
+                let (ended, given) = (rt.now(), [0, 1].map(|i| load(&own.given[i])));
+                match seen {
+                    Ok(n) if ended < end => {
+                        assert!(9 + acked[0] <= n && n <= 9 + given[0], "seed {seed}: {n}");
+                    }
+                    Ok(n) if began >= end => {
+                        let most = given[1] + load(&own.either) + 12;
+                        assert!(acked[1] <= n && n <= most, "seed {seed}: {n}, {acked:?}, {most}");
+                    }
+                    _ => {}
+                }
+                rt.sleep(MS * (1 + rt.draw(40) as u32)).await;
+            }
+        });
+    }
+    while fleet.rt.now() < stop {
+        match fleet.rt.draw(5) as u32 {
+            0 => drop(fleet.all[fleet.rt.draw(3) as usize].control().unpin("c")),
+            k => fleet.pin(fleet.rt.draw(3), 1 << k),
+        }
+        fleet.rt.run_for(MS * (200 + fleet.rt.draw(900)) as u32);
+    }
+    faults.clear();
+    fleet.rt.run_for(30 * SEC);
+    let (least, most) = (load(&books.acked[1]), load(&books.given[1]) + load(&books.either));
+    assert!(least > 100, "seed {seed}: {least} were acknowledged");
+    for process in 0..3 {
+        let sum = fleet.sum(process);
+        assert!(least <= sum && sum <= most, "seed {seed}: {least} <= {sum} <= {most}");
+    }
+}
+
+#[test]
+fn sums_are_exact_before_and_after_the_end_while_slots_come_and_go_and_calls_fail() {
+    let seeds = std::env::var("HEATSINK_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(12);
+    (0..seeds).for_each(torture);
+}
