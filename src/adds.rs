@@ -257,6 +257,8 @@ pub(crate) struct Cell {
     pub(crate) weight: [AtomicU64; 2],
     /// Somebody has said that it only grows.
     pub(crate) only_grows: AtomicBool,
+    /// Of a salted one: the total that one process writes, when it was read, and how old it was.
+    pub(crate) written: Mutex<Option<(i64, Tick, Duration)>>,
     /// Its slots, of one that only grows.
     pub(crate) parts: Mutex<Parts>,
 }
@@ -284,6 +286,7 @@ impl Cell {
             known: Mutex::new(Known::default()),
             weight: Default::default(),
             only_grows: AtomicBool::new(false),
+            written: Mutex::new(None),
             parts: Mutex::new(Parts::default()),
         })
     }

@@ -30,6 +30,7 @@ pub struct Sum {
 }
 
 impl Sum {
+    /// A whole sum.
     pub(crate) fn new(total: i64, age: Duration) -> Sum {
         Sum { total, age, lost: 0, behind: 0 }
     }
@@ -269,6 +270,40 @@ impl Counter {
     /// As [`sum`](Counter::sum).
     pub async fn sum_with(&self, max_age: Duration) -> Result<Sum> {
         self.load_sum(max_age).await.map(|(sum, _)| sum)
+    }
+
+    /// The sum as one process of the fleet writes it for all, where one does
+    /// ([`Salt::totals`](crate::Salt::totals)) and the counter is salted; else [`sum`](Counter::sum).
+    ///
+    /// # Staleness
+    /// [`Sum::age`]: one interval of the writer, four when it has just died, and
+    /// [`Adds::sum_ttl`](crate::Adds::sum_ttl). No total is of an older count than one before.
+    ///
+    /// # Cost
+    /// Store operations: 0 while the last total is young enough, else 1, shared by all who wait.
+    ///
+    /// # Cancel safety
+    /// As [`Heatsink::get`].
+    ///
+    /// # Errors
+    /// As [`sum`](Counter::sum).
+    ///
+    /// # Example
+    /// ```
+    /// # use heatsink::{Heatsink, Salt, store::MemoryStore};
+    /// # use std::time::Duration;
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let salt = Salt::new().totals(Duration::from_secs(1));
+    /// let hs = Heatsink::builder(MemoryStore::new(8)).salt(salt).build()?;
+    /// hs.counter("post:9:likes").add(3).await?;
+    /// assert_eq!(hs.counter("post:9:likes").total().await?.total(), 3);
+    /// # Ok::<(), heatsink::Error>(()) }).unwrap();
+    /// ```
+    pub async fn total(&self) -> Result<Sum> {
+        match salt::written_total(&self.hs, &self.cell).await? {
+            Some(sum) => Ok(sum),
+            None => self.sum().await,
+        }
     }
 
     async fn load_sum(&self, max_age: Duration) -> Result<(Sum, Tick)> {
@@ -539,6 +574,18 @@ impl GrowOnly {
     /// As [`Counter::sum`].
     pub async fn sum_with(&self, max_age: Duration) -> Result<Sum> {
         self.0.load_sum(max_age).await.map(|sum| self.raised(sum))
+    }
+
+    /// As [`Counter::total`], never less than an earlier call of this process returned.
+    ///
+    /// # Errors
+    /// As [`Counter::sum`].
+    pub async fn total(&self) -> Result<Sum> {
+        match salt::written_total(&self.0.hs, &self.0.cell).await? {
+            // Older than its load: none takes it for a loss.
+            Some(sum) => Ok(self.raised((sum, Tick::ZERO))),
+            None => self.sum().await,
+        }
     }
 
     fn raised(&self, (sum, started): (Sum, Tick)) -> Sum {

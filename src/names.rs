@@ -13,6 +13,8 @@ use crate::key::{self, Key};
 pub(crate) enum Part {
     /// Never stored: the flight that loads the sum of a counter.
     Sum,
+    /// The sum of a salted counter, written by one process.
+    Total,
     /// Never stored: the flight that loads the sum of a buffered counter.
     LaneSum,
     /// Who holds which lane.
@@ -59,6 +61,7 @@ impl Part {
         };
         let head = match self {
             Part::Sum => format!("{{hs:{tag:016x}}}sum:"),
+            Part::Total => format!("{{hs:{tag:016x}}}total:"),
             Part::LaneSum => format!("{{hs:{tag:016x}}}lanes:"),
             Part::Roster => format!("{{hs:{tag:016x}}}roster:"),
             Part::Lane { generation, lane } => {

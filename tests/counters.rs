@@ -12,6 +12,8 @@ mod joined;
 mod rollback;
 #[path = "counters/salted.rs"]
 mod salted;
+#[path = "counters/totals.rs"]
+mod totals;
 
 use heatsink::store::memory::{Fault, On, Op};
 use heatsink::store::{MemoryStore, Store};

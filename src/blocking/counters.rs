@@ -75,6 +75,14 @@ impl Counter {
         block_on(self.0.sum())
     }
 
+    /// See [`crate::Counter::total`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn total(&self) -> Result<Sum> {
+        block_on(self.0.total())
+    }
+
     /// See [`crate::Counter::sum_with`].
     ///
     /// # Errors
@@ -150,6 +158,14 @@ impl GrowOnly {
     /// As there.
     pub fn sum(&self) -> Result<Sum> {
         block_on(self.0.sum())
+    }
+
+    /// See [`crate::GrowOnly::total`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn total(&self) -> Result<Sum> {
+        block_on(self.0.total())
     }
 
     /// See [`crate::GrowOnly::sum_with`].

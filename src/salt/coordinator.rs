@@ -89,6 +89,7 @@ impl Salted {
         }
         self.keep_schedules(shared, now);
         self.look_at_traffic(shared);
+        self.keep_totals(shared, now);
         let due = self.jobs.lock().begin(now);
         for key in due {
             let shared = shared.clone();

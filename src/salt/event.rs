@@ -69,9 +69,8 @@ pub(crate) async fn add_event(
 
 async fn send(shared: &Arc<Shared>, cell: &Arc<Cell>, id: &Key, amount: i64) -> Result<()> {
     let store = shared.store.clone();
-    let add = |name: Key, _, _| -> BoxFuture<'static, Result<i64>> {
-        store.clone().add(name, amount)
-    };
+    let add =
+        |name: Key, _, _| -> BoxFuture<'static, Result<i64>> { store.clone().add(name, amount) };
     match &shared.salted {
         Some(salted) => {
             let pick = |_| Pick::Event(id);

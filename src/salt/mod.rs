@@ -13,6 +13,7 @@ mod options;
 mod schedule;
 mod steps;
 mod sums;
+mod totals;
 
 pub(crate) use event::add_event;
 pub use event::{Counted, Redelivery};
@@ -20,12 +21,13 @@ pub(crate) use joins::{add_plain, read_plain};
 #[cfg(feature = "testing")]
 pub use mutants::{SaltMutant, record_name, slot_name};
 pub use options::{Salt, SaltStats};
+pub(crate) use totals::written_total;
 
 use crate::adds::Cell;
 use crate::batch::bounded;
 use crate::call;
 use crate::counter::{integer, not_a_number};
-use crate::engine::control::registry::Lookup;
+use crate::engine::control::registry::{Lookup, Record, SALT as PART};
 use crate::engine::control::rotation::{Waits, Want};
 use crate::engine::control::salt::{self as plan, Gen, Kind, Pick, Slot};
 use crate::engine::data::joined::Op;
@@ -44,9 +46,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-
-/// The part of a record that is a salted counter's.
-const PART: &str = "salt";
+use totals::Totals;
 
 /// An add that meets sealed slots is sent this often at most; each time it was not applied.
 const ADD_TRIES: u32 = 12;
@@ -64,6 +64,7 @@ pub(crate) struct Salted {
     waits: Waits,
     jobs: Mutex<Jobs>,
     planned: Mutex<Planned>,
+    totals: Mutex<Totals>,
     renewing: AtomicBool,
     /// When the hot list was last looked at, in nanoseconds of the lease clock.
     looked: AtomicU64,
@@ -100,6 +101,7 @@ impl Salted {
             options: options.clone(),
             jobs: Mutex::new(Jobs::default()),
             planned: Mutex::new(Planned::default()),
+            totals: Mutex::new(Totals::default()),
             renewing: AtomicBool::new(false),
             looked: AtomicU64::new(0),
             paused_until: AtomicU64::new(0),
@@ -115,12 +117,21 @@ impl Salted {
     }
 
     /// What a record says of the counter; a record without that part is of a plain one.
-    fn plan_of(&self, record: &crate::engine::control::registry::Record) -> Result<plan::Salt> {
-        match record.part(PART) {
-            None => Ok(plan::Salt::new(self.options.exclusive)),
-            Some(text) => plan::Salt::parse(text).ok_or_else(|| {
-                Error::not_applied(ErrorKind::Codec, "the record of the counter is unreadable")
-            }),
+    fn plan_of(&self, record: &Record) -> Result<plan::Salt> {
+        self.known_plan(record).map(Arc::unwrap_or_clone)
+    }
+
+    /// The same without a copy.
+    fn known_plan(&self, record: &Record) -> Result<Arc<plan::Salt>> {
+        match record.salt() {
+            Some(plan) => Ok(plan.clone()),
+            None if record.part(PART).is_none() => {
+                Ok(Arc::new(plan::Salt::new(self.options.exclusive)))
+            }
+            None => {
+                let text = "the record of the counter is unreadable";
+                Err(Error::not_applied(ErrorKind::Codec, text))
+            }
         }
     }
 
@@ -204,7 +215,7 @@ impl Salted {
                 };
                 // A seal refuses whoever is behind; slots of a key that has left may be gone.
                 let sealed = stale && seals && !catalog.has_left(key);
-                (record.map(|record| self.plan_of(record)).transpose(), valid || sealed, stale)
+                (record.map(|record| self.known_plan(record)).transpose(), valid || sealed, stale)
             });
             let plan = plan?;
             if let Some(plan) = &plan {
@@ -249,7 +260,9 @@ impl Salted {
         let send = |name: Key, _, _| -> crate::runtime::BoxFuture<'static, Result<i64>> {
             store.clone().add(name, amount)
         };
-        self.sent(shared, (&cell.key, Op::Sum), |_| Pick::Random(shared.roll()), send).await.map(drop)
+        self.sent(shared, (&cell.key, Op::Sum), |_| Pick::Random(shared.roll()), send)
+            .await
+            .map(drop)
     }
 
     /// One write to the slot that `pick` chooses, sent again only where it was surely not applied:

@@ -28,6 +28,9 @@ use std::time::Duration;
 /// | from the wish to the first write in other slots | at once for slots, and for the bare key if [`exclusive`](Salt::exclusive); else a lease | a lease |
 /// | the registry cannot be reached | adds go on to the slots that are known for half of [`grave`](Salt::grave), then to the bare key | adds go to the bare key, which is always read |
 ///
+/// That the bare key of a counter that is not exclusive is never sealed has a price: from the bare key
+/// to slots the first write waits a lease, whatever the store can do; from slots to others it does not.
+///
 /// An add of unknown outcome is counted once or not at all, and never sent again; of an
 /// [event](crate::Counter::add_event) it is settled by sending it again.
 ///
@@ -79,6 +82,7 @@ pub struct Salt {
     pub(crate) exclusive: bool,
     pub(crate) parity: bool,
     pub(crate) automatic: bool,
+    pub(crate) totals: Option<Duration>,
     pub(crate) registry: Option<Arc<dyn Registry>>,
 }
 
@@ -100,6 +104,7 @@ impl Default for Salt {
             exclusive: false,
             parity: false,
             automatic: true,
+            totals: None,
             registry: None,
         }
     }
@@ -209,6 +214,20 @@ impl Salt {
         self
     }
 
+    /// One of the processes that have this writes the sum of every salted counter to a key of its own
+    /// this often, so that [`Counter::total`](crate::Counter::total) of any process is one read
+    /// however many slots there are. Who writes goes on for as long as it lives; when it does not, the
+    /// value expires after four intervals, and another takes over. Needs
+    /// [`compare_and_set`](crate::Capability::compare_and_set) of the store.
+    ///
+    /// Costs a sum and two operations an interval and counter, and each other process one read in three
+    /// intervals. Default: nothing is written.
+    #[must_use]
+    pub fn totals(mut self, interval: Duration) -> Salt {
+        self.totals = Some(interval);
+        self
+    }
+
     /// Where the list of salted counters and their records are kept. Default: in the store.
     #[must_use]
     pub fn registry(mut self, registry: impl Registry) -> Salt {
@@ -227,6 +246,10 @@ impl Salt {
             "Salt::lease must be 100 ms to 10 min"
         } else if self.timeout.is_zero() || self.timeout > self.lease / 3 {
             "Salt::timeout must be above zero, and at most a third of Salt::lease"
+        } else if self.totals.is_some() && !can.compare_and_set {
+            "Salt::totals needs the capability `compare_and_set`, which the store does not have"
+        } else if self.totals.is_some_and(|every| every < ms(100) || every > ms(1 << 30)) {
+            "Salt::totals must be at least 100 ms, and below 12 days"
         } else if self.grave < 2 * self.lease || self.sweep.is_zero() {
             "Salt::grave must be at least twice Salt::lease, and Salt::sweep above zero"
         } else if self.listed_max == 0 || self.listed_max > LISTED_MAX {

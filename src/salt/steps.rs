@@ -174,14 +174,23 @@ impl Salted {
         let next = next.map(|next| plan::Salt { expires, ..next });
         if let Some(of) = next.as_ref().and_then(|next| next.next).filter(|_| kind != Kind::Home) {
             if plan.op.joins() {
-                self.open_places(shared, key, (plan.op, of)).await?;
+                if let Err(error) = self.open_places(shared, key, (plan.op, of)).await {
+                    drop(self.delete_slots(shared, key, of).await);
+                    return Err(error);
+                }
                 return Ok(next);
             }
             let open = |index| -> BoxFuture<'static, Result<i64>> {
                 shared.store.clone().add(self.name(key, Slot { of, index }), 0)
             };
             let opened = join::all((0..of.k).map(|i| self.asking(shared, open(i)))).await;
-            opened.into_iter().collect::<Result<Vec<_>>>()?;
+            if let Err(error) = opened.into_iter().collect::<Result<Vec<_>>>() {
+                // The next attempt has other names; those of the article are also the home's.
+                if kind == Kind::Slots {
+                    drop(self.delete_slots(shared, key, of).await);
+                }
+                return Err(error);
+            }
         }
         Ok(next)
     }
@@ -293,9 +302,7 @@ impl Salted {
         plan: &plan::Salt,
         old: Gen,
     ) -> Result<bool> {
-        let Some(grave) = plan.graves.iter().find(|g| g.slots.id == old.id) else {
-            return Ok(false);
-        };
+        let Some(grave) = plan.grave(old.id) else { return Ok(false) };
         let began = lease_clock(&shared.clock);
         let late = self.total(shared, key, old).await?.saturating_sub(grave.absorbed);
         if late > 0 {
@@ -322,9 +329,7 @@ impl Salted {
         plan: &plan::Salt,
         old: Gen,
     ) -> Result<bool> {
-        let Some(grave) = plan.graves.iter().find(|g| g.slots.id == old.id) else {
-            return Ok(false);
-        };
+        let Some(grave) = plan.grave(old.id) else { return Ok(false) };
         if old.kind == Kind::Home {
             return Ok(true);
         }

@@ -6,8 +6,8 @@ use heatsink::store::memory::{Fault, On};
 use heatsink::store::{Capability, MemoryStore, Store};
 use heatsink::testing::SimRuntime;
 use heatsink::{Heatsink, Key, Salt, Treatment};
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 const SEC: Duration = Duration::from_secs(1);
@@ -166,7 +166,8 @@ fn torture(seed: u64) {
                 let (ended, given) = (rt.now(), [0, 1].map(|i| load(&own.given[i])));
                 match seen {
                     Ok(n) if ended < end => {
-                        assert!(9 + acked[0] <= n && n <= 9 + given[0], "seed {seed}: {n}");
+                        let (least, most) = (9 + acked[0], 9 + given[0]);
+                        assert!(least <= n && n <= most, "seed {seed}: {least} <= {n} <= {most}");
                     }
                     Ok(n) if began >= end => {
                         let most = given[1] + load(&own.either) + 12;

@@ -50,6 +50,7 @@ pub mod sizing;
 pub mod sketch;
 pub mod steering;
 pub mod stock;
+pub mod totals;
 pub mod treat;
 pub mod verdict;
 pub mod watch;

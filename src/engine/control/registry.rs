@@ -19,9 +19,11 @@
 //! [`Timing::everybody_knows`] after the publication.
 
 use super::super::time::Tick;
+use super::salt::Salt;
 use crate::key::Key;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// A record is no longer than this.
@@ -81,8 +83,11 @@ impl Stamp {
     }
 }
 
+/// The part of a record that a salted counter has.
+pub const SALT: &str = "salt";
+
 /// What is known of one key: a part of text for each mechanism.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Record {
     /// Raised by every change.
     pub version: u64,
@@ -90,7 +95,17 @@ pub struct Record {
     pub nonce: u64,
     /// `(name, text)`. Parts that this version does not know are kept as they are.
     parts: Vec<(String, String)>,
+    /// The part of a salted counter, once it was looked at: each add looks.
+    salt: OnceLock<Option<Arc<Salt>>>,
 }
+
+impl PartialEq for Record {
+    fn eq(&self, other: &Record) -> bool {
+        self.stamp() == other.stamp() && self.parts == other.parts
+    }
+}
+
+impl Eq for Record {}
 
 fn is_word(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic() && b != b'=')
@@ -100,7 +115,19 @@ impl Record {
     /// The first record of a key.
     #[must_use]
     pub fn first(nonce: u64) -> Record {
-        Record { version: 1, nonce, parts: Vec::new() }
+        Record::made_of(1, nonce, Vec::new())
+    }
+
+    fn made_of(version: u64, nonce: u64, parts: Vec<(String, String)>) -> Record {
+        Record { version, nonce, parts, salt: OnceLock::new() }
+    }
+
+    /// What the part of a salted counter says, read once; `None` where it is unreadable or there is
+    /// none.
+    #[must_use]
+    pub fn salt(&self) -> Option<&Arc<Salt>> {
+        let parsed = || self.part(SALT).and_then(Salt::parse).map(Arc::new);
+        self.salt.get_or_init(parsed).as_ref()
     }
 
     /// Which one it is.
@@ -128,7 +155,7 @@ impl Record {
         let mut parts = self.parts.clone();
         parts.retain(|(n, _)| n != name);
         parts.extend(text.map(|text| (name.to_owned(), text.to_owned())));
-        Record { version: self.version + 1, nonce, parts }
+        Record::made_of(self.version + 1, nonce, parts)
     }
 
     /// The record as bytes; `None` when it would be too long, or a part is not a word.
@@ -162,7 +189,7 @@ impl Record {
             (is_word(name) && is_word(text)).then(|| (name.to_owned(), text.to_owned()))
         };
         let parts = words.map(part).collect::<Option<Vec<_>>>()?;
-        Some(Record { version, nonce, parts })
+        Some(Record::made_of(version, nonce, parts))
     }
 }
 

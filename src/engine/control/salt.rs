@@ -333,6 +333,12 @@ impl Salt {
         Some(out)
     }
 
+    /// The grave of a generation.
+    #[must_use]
+    pub fn grave(&self, id: u32) -> Option<&Grave> {
+        self.graves.iter().find(|g| g.slots.id == id)
+    }
+
     /// The slots of a retired generation are deleted.
     #[must_use]
     pub fn forgotten(&self, id: u32) -> Option<Salt> {
@@ -566,7 +572,8 @@ impl Salt {
         ids.dedup();
         let marked = self.marks.is_empty() || self.marks.len() == self.waiting().count();
         let folds = self.fold.is_none() || !self.exclusive;
-        let counts = self.op == Op::Sum || (!self.exclusive && self.retired == 0 && self.expires.is_none());
+        let counts =
+            self.op == Op::Sum || (!self.exclusive && self.retired == 0 && self.expires.is_none());
         marked && folds && counts && ids.len() == n && ids.last().is_none_or(|id| *id <= self.last)
     }
 }
