@@ -279,9 +279,11 @@ impl Explanation {
         });
         let (writes_active, until) = shared.writes_of(hash, key);
         let salting = shared.salted.as_ref().and_then(|salted| salted.salting(shared, &owned));
+        let spread = shared.salted.as_ref().and_then(|salted| salted.spread_of(&owned));
         Explanation {
             key: owned,
             salting,
+            spread,
             treatment: cell.map(|_| Treatment::Near),
             rule,
             hot,

@@ -1,6 +1,7 @@
 //! What heatsink does with one key, and why, for people.
 
 use crate::engine::control::hotlist::{HotKey, Rule};
+use crate::engine::control::spread::Spread;
 use crate::engine::control::treat::Treatment;
 use crate::engine::control::verdict::Explanation as Detected;
 use crate::engine::data::near::Freshness;
@@ -53,6 +54,8 @@ pub struct Explanation {
     pub shard: Option<u32>,
     /// Over which slots it is spread, for a salted counter.
     pub salting: Option<Salting>,
+    /// Whether its writes need slots, for a hot counter that may be salted by its traffic.
+    pub spread: Option<Spread>,
 }
 
 /// One line of the table.
@@ -71,6 +74,9 @@ impl fmt::Display for Explanation {
         self.write_state(f)?;
         if let Some(salting) = &self.salting {
             fact(f, "slots", format_args!("{salting}"))?;
+        }
+        if let Some(spread) = &self.spread {
+            fact(f, "writers", format_args!("{spread}"))?;
         }
         let Some(hot) = &self.hot else { return Ok(()) };
         for advice in [hot.reads_advice, hot.writes_advice].into_iter().flatten() {

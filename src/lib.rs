@@ -92,6 +92,7 @@ pub use control::{Control, Schedule};
 pub use counter::{Approximate, Counter, Estimate, GrowOnly, Sum};
 pub use engine::control::hotlist::{HotKey, HotList, Rule};
 pub use engine::control::leasing::Without;
+pub use engine::control::spread::Spread;
 pub use engine::control::treat::{Ceiling, Treatment};
 pub use engine::data::admit::Budget;
 pub use engine::data::approx::rounded;

@@ -6,6 +6,7 @@ use super::Salted;
 use super::coordinator::Automatic;
 use crate::adds::Cell;
 use crate::engine::control::rotation::Want;
+use crate::engine::control::spread::{Asked, Place};
 use crate::engine::control::treat::Ceiling;
 use crate::engine::time::Tick;
 use crate::key::Key;
@@ -17,15 +18,6 @@ use std::time::Duration;
 
 /// Between two looks at the hot list.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-
-/// A load above this part of what is planned with is hot, in thousandths.
-const HOT_PERMILLE: f64 = 500.0;
-
-/// From this part on the slots are made ready.
-const WARM_PERMILLE: f64 = 250.0;
-
-/// A counter below this part of what is planned with is cold.
-const COLD_PERMILLE: f64 = 100.0;
 
 /// Cold looks in a row before slots are given up: 15 s.
 const COLD_LOOKS: u32 = 150;
@@ -56,41 +48,43 @@ impl Salted {
         self.cool_down(shared, &seen, now);
     }
 
-    /// One hot counter: the operations that its combined adds cost, against what a shard can take.
+    /// One hot counter: what its combined adds cost, against what a shard can take.
     fn weigh(&self, shared: &Arc<Shared>, cell: &Cell, now: Tick, ceiling: &Ceiling) {
-        let Some(rates) = self.rates_of(cell, now) else { return };
-        let [asked, load] = rates.map(|rate| rate * f64::from(self.options.processes));
+        let Some([adds_per_sec, writes_per_sec]) = self.rates_of(cell, now) else { return };
         let permille = f64::from(shared.options.steering.detect.treat.target_permille);
-        let target = ceiling.writes_per_sec * permille / 1000.0;
-        let heat = 1000.0 * load / target;
-        let k = self.slots_for(shared, &cell.key, asked, target);
-        let want = if asked < target {
-            None
-        } else if heat >= HOT_PERMILLE {
-            Some(if self.may_seal_home() { Want::AtOnce(k) } else { Want::Slots(k) })
-        } else if heat >= WARM_PERMILLE {
-            Some(Want::Ready(k))
-        } else {
-            None
+        // A feed knows better than the options where more processes write than they say.
+        let steering = shared.steering.lock();
+        let named = steering.fed.as_ref().and_then(|fed| fed.reporters(&cell.key));
+        drop(steering);
+        let spread = Asked {
+            adds_per_sec,
+            writes_per_sec,
+            writers: self.options.processes.max(named.unwrap_or(0)),
+            target_per_sec: ceiling.writes_per_sec * permille / 1000.0,
+            placed: shared.store.shard_of(&cell.key).is_some(),
+            slots_max: self.options.slots_max,
         };
-        self.automatic(shared, &cell.key, now, Automatic { want, cold: heat < COLD_PERMILLE });
-    }
-
-    /// The smallest power of two that brings a slot below what is planned with; twice that where
-    /// it is not known on which shards the slots fall.
-    fn slots_for(&self, shared: &Shared, key: &Key, asked: f64, target: f64) -> u16 {
-        let placed = shared.store.shard_of(key).is_some();
-        let slots = (asked / target).ceil() * if placed { 1.0 } else { 2.0 };
-        let max = u32::from(self.options.slots_max);
-        let slots = (slots.clamp(2.0, f64::from(max)) as u32).next_power_of_two();
-        slots.min(max) as u16
+        let spread = spread.decide();
+        let want = match spread.place {
+            Place::Slots(k) if self.may_seal_home() => Some(Want::AtOnce(k)),
+            Place::Slots(k) => Some(Want::Slots(k)),
+            Place::Ready(k) => Some(Want::Ready(k)),
+            Place::One | Place::Same => None,
+        };
+        let cold = spread.place == Place::One;
+        self.automatic(shared, &cell.key, now, Automatic { want, cold, spread: Some(spread) });
     }
 
     /// Counters that are not on the list any more are cold.
     fn cool_down(&self, shared: &Arc<Shared>, seen: &[Key], now: Tick) {
         for key in self.automatic_keys() {
             if !seen.contains(&key) {
-                self.automatic(shared, &key, now, Automatic { want: None, cold: true });
+                self.automatic(
+                    shared,
+                    &key,
+                    now,
+                    Automatic { want: None, cold: true, spread: None },
+                );
             }
         }
     }

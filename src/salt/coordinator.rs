@@ -8,6 +8,7 @@ use crate::adds::Cell;
 use crate::engine::control::registry::{Record, Stamp};
 use crate::engine::control::rotation::{Step, Want, Watch};
 use crate::engine::control::salt::{self as plan, Fold, Gen};
+use crate::engine::control::spread::Spread;
 use crate::engine::time::Tick;
 use crate::error::{ErrorKind, Result};
 use crate::key::Key;
@@ -53,6 +54,8 @@ pub(super) struct Automatic {
     pub(super) want: Option<Want>,
     /// It would do with one place.
     pub(super) cold: bool,
+    /// The arithmetic, where there is traffic.
+    pub(super) spread: Option<Spread>,
 }
 
 /// What is remembered of the traffic of a counter.
@@ -65,6 +68,7 @@ struct Traffic {
     changed: Option<Tick>,
     /// Slots were asked for.
     asked: bool,
+    spread: Option<Spread>,
 }
 
 impl Salted {
@@ -164,6 +168,11 @@ impl Salted {
         (secs > 0.0).then(|| [0, 1].map(|i| weight[i].saturating_sub(before[i]) as f64 / secs))
     }
 
+    /// What the traffic of a counter comes to, when it was last looked at.
+    pub(crate) fn spread_of(&self, key: &Key) -> Option<Spread> {
+        self.jobs.lock().0.get(key)?.traffic?.spread
+    }
+
     /// Keys that are salted since their traffic asked for it.
     pub(super) fn automatic_keys(&self) -> Vec<Key> {
         let jobs = self.jobs.lock();
@@ -175,8 +184,12 @@ impl Salted {
     pub(super) fn automatic(&self, shared: &Arc<Shared>, key: &Key, now: Tick, says: Automatic) {
         let want = {
             let mut jobs = self.jobs.lock();
-            let Some(job) = jobs.0.get_mut(key).filter(|job| !job.pinned) else { return };
+            let Some(job) = jobs.0.get_mut(key) else { return };
             let traffic = job.traffic.get_or_insert_default();
+            traffic.spread = says.spread;
+            if job.pinned {
+                return;
+            }
             traffic.cold_looks = if says.cold { traffic.cold_looks + 1 } else { 0 };
             let over = traffic.asked && Salted::is_over(traffic.cold_looks);
             let want = if over { Some(Want::Home) } else { says.want };

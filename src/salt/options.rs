@@ -181,7 +181,9 @@ impl Salt {
     }
 
     /// How many processes of the fleet write as this one does: the rate of a counter is taken for
-    /// this many times this process's. Default: 1.
+    /// this many times this process's, or for as many as a feed has heard name the key, if those are
+    /// more. Few writers that combine need no slots, many do;
+    /// [`explain`](crate::Heatsink::explain) says how many one place bears. Default: 1.
     #[must_use]
     pub fn processes(mut self, processes: u32) -> Salt {
         self.processes = processes;

@@ -28,6 +28,7 @@ pub(crate) struct FedKey {
     pub(crate) rule: Rule,
     pub(crate) treatment: Option<Treatment>,
     pub(crate) total_per_sec: f64,
+    pub(crate) reporters: u32,
     /// Its hash, since when, and what it saved.
     pub(crate) named: Named,
 }
@@ -51,6 +52,7 @@ impl Fed {
                 rule: if entry.rule == Rule::Pinned { Rule::Pinned } else { Rule::Fed },
                 treatment: entry.treatment,
                 total_per_sec: entry.total_per_sec(),
+                reporters: entry.reporters,
                 named,
             };
             (entry.key.clone(), key)
@@ -80,6 +82,12 @@ impl Fed {
     #[must_use]
     pub fn rate(&self, key: &Key) -> Option<f64> {
         self.keys.get(key).map(|k| k.total_per_sec)
+    }
+
+    /// How many processes (or relays of a host) have named it.
+    #[must_use]
+    pub fn reporters(&self, key: &Key) -> Option<u32> {
+        self.keys.get(key).map(|k| k.reporters)
     }
 
     pub(crate) fn keys(&self) -> impl Iterator<Item = (&Key, &FedKey)> {

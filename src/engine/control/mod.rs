@@ -22,6 +22,8 @@
 //! - [`registry`]: which keys are spread over several names, as one process knows it.
 //! - [`salt`]: a counter in slots, and the one way in which that changes.
 //! - [`rotation`]: which step of that change is due.
+//! - [`spread`]: whether the writes of a counter are combined in one place or need slots.
+//! - [`totals`]: the sum of a salted counter, written by one process for all.
 //! - [`sizing`]: how many slots, where they may share a shard.
 //! - [`stock`]: units in buckets, and the work that moves them.
 //! - [`copies`]: copies of a read-hot key on several shards.
@@ -48,6 +50,7 @@ pub mod sampling;
 pub mod shards;
 pub mod sizing;
 pub mod sketch;
+pub mod spread;
 pub mod steering;
 pub mod stock;
 pub mod totals;

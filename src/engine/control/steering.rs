@@ -100,7 +100,7 @@ pub struct Steering {
     operator: Operator,
     /// Both only where a feed was asked for.
     reporter: Option<Box<Reporter>>,
-    fed: Option<Box<Fed>>,
+    pub(crate) fed: Option<Box<Fed>>,
     has_feed: bool,
     feeds: u64,
     found: BTreeMap<Id, Found>,
