@@ -4,7 +4,7 @@ use super::MS;
 use heatsink::store::memory::{Fault, On};
 use heatsink::store::{Capability, MemoryStore};
 use heatsink::testing::SimRuntime;
-use heatsink::{Error, ErrorKind, Extreme, Heatsink, Key, Salt, Treatment, Union};
+use heatsink::{Error, ErrorKind, Extreme, Heatsink, Key, Salt, SaltMutant, Treatment, Union};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -198,9 +198,10 @@ struct Books {
 /// Everybody offers and inserts the same numbers while slots come and go and calls fail in every
 /// way; each call that failed is made again. Every read has all that was acknowledged before it
 /// began and nothing that was never given.
-fn torture(seed: u64) {
+fn torture(seed: u64, mutant: Option<SaltMutant>) {
     let salt = Salt::new().lease(400 * MS).timeout(100 * MS).grave(2 * SEC);
     let fleet = Fleet::new(seed, 3, &salt);
+    mutant.iter().for_each(|by| fleet.all.iter().for_each(|hs| hs.break_salt(*by)));
     let faults = fleet.store.faults();
     for (on, p, fault) in [
         (On::Any, 0.02, Fault::NotApplied),
@@ -282,5 +283,14 @@ fn torture(seed: u64) {
 #[test]
 fn nothing_acknowledged_is_missing_while_slots_come_and_go_and_calls_fail() {
     let seeds = std::env::var("HEATSINK_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(12);
-    (0..seeds).for_each(torture);
+    (0..seeds).for_each(|seed| torture(seed, None));
+}
+
+#[test]
+fn that_nobody_waits_for_readers_is_found_out() {
+    let caught = |seed| {
+        let run = || torture(seed, Some(SaltMutant::NoWaitForReaders));
+        std::panic::catch_unwind(run).is_err()
+    };
+    assert!((0..20).any(caught));
 }
