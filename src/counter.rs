@@ -385,7 +385,7 @@ impl Counter {
     /// comes later stays.
     ///
     /// # Cost
-    /// Store operations: a sum and a write.
+    /// Store operations: a sum and a write; for a salted counter some more, so that others know.
     ///
     /// # Cancel safety
     /// A dropped reset may have been applied.

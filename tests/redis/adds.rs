@@ -4,7 +4,7 @@ use crate::load::{Plain, Seen};
 use crate::servers::cluster::Cluster;
 use crate::servers::{Server, run};
 use heatsink::store::{RedisStore, Store};
-use heatsink::{Heatsink, Key};
+use heatsink::{Heatsink, Key, Salt, Treatment};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -62,5 +62,52 @@ fn coalesced_adds_stay_exact_while_their_slot_moves() {
         seen.stop(tasks).await;
         let acked = seen.assert_smooth_beside("coalesced adds", plain.longest());
         assert_eq!(u64::try_from(store.add(&key, 0).await.unwrap()).unwrap(), acked);
+    });
+}
+
+#[test]
+fn maxima_and_sets_rotate_on_a_server_and_end_in_the_bare_key() {
+    run(async {
+        let server = Server::start(&[]);
+        let store = RedisStore::connect(&server.url()).await.unwrap();
+        let ms = Duration::from_millis;
+        let salt = Salt::new().lease(ms(400)).timeout(ms(130)).grave(ms(1000)).pins_only();
+        let build = || Heatsink::builder(store.clone()).salt(salt.clone()).build().unwrap();
+        let (hs, other) = (build(), build());
+        let (max, set) = (hs.max("best"), hs.union("badges"));
+        let pin = |slots| {
+            for key in ["best", "badges"] {
+                hs.control().pin(key, Treatment::Salt { slots }).unwrap();
+            }
+        };
+        let mut given = 0i64;
+        for slots in [8, 4, 16, 0] {
+            if slots == 0 {
+                assert!(["best", "badges"].map(|key| hs.control().unpin(key)) == [true; 2]);
+            } else {
+                pin(slots);
+            }
+            let until = Instant::now() + ms(1500);
+            while Instant::now() < until {
+                given += 1;
+                max.offer(given).await.unwrap();
+                // The same from two processes, and bytes that look like a seal.
+                let member =
+                    [&(given % 500).to_string().into_bytes(), &b"\x01hs-seal:7"[..]].concat();
+                set.insert(&member).await.unwrap();
+                other.union("badges").insert(&member).await.unwrap();
+                tokio::time::sleep(ms(2)).await;
+            }
+            let seen = other.max("best").value_with(Duration::ZERO).await.unwrap();
+            assert_eq!(seen.value(), Some(given), "{slots} slots");
+            let seen = other.union("badges").members_with(Duration::ZERO).await.unwrap();
+            assert_eq!(seen.len() as i64, given.min(500), "{slots} slots");
+        }
+        tokio::time::sleep(ms(5000)).await;
+        let bare = store.get(&Key::from("best")).await.unwrap().unwrap();
+        assert_eq!(bare.bytes, given.to_string());
+        let keys: Vec<String> = server.control().ask("KEYS *slot.*");
+        assert!(keys.is_empty(), "{keys:?}");
+        assert!(hs.salt_stats().retired >= 4, "{:?}", hs.salt_stats());
     });
 }
