@@ -198,10 +198,10 @@ impl Salted {
             doubtful |= sealed;
             sum.join(&value);
         }
-        if behind > 0 {
-            if let Some(known) = known {
-                sum.join(&known);
-            }
+        if behind > 0
+            && let Some(known) = known
+        {
+            sum.join(&known);
         }
         let now = lease_clock(&shared.clock).after(shared.clock.resolution());
         if now < until && !doubtful && missing == 0 {

@@ -45,18 +45,8 @@ impl Salted {
         if let Some(took) = self.take_broken(shared, key, record, plan, step).await? {
             return Ok(took);
         }
-        let waited = matches!(step, Step::Switch | Step::Retire(_) | Step::Forget(_));
-        if waited || matches!(step, Step::Fold(_) | Step::EndFold(_) | Step::ForgetFold(_)) {
-            // The last moment to find that what everybody was given time to learn is lost.
-            let stamp = record.map(Record::stamp).unwrap_or_default();
-            let (at, before) = self.registrar.publish(shared, key, stamp).await?;
-            if !before {
-                self.watch_again(key, at, plan);
-                return Ok(false);
-            }
-        }
-        if plan.expires.is_some() && matches!(step, Step::Switch | Step::Replace(_)) {
-            self.keep_bare(shared, key).await?;
+        if !self.is_ready(shared, key, record, plan, step).await? {
+            return Ok(false);
         }
         let (next, tally) = match step {
             Step::Wait(_) => return Ok(true),
@@ -113,6 +103,31 @@ impl Salted {
             self.take_back(shared, key, next.next).await;
         }
         Ok(won)
+    }
+
+    /// The last moment before a step: what everybody was given time to learn is still published, and
+    /// the bare key of a counter that expires does not go by itself.
+    async fn is_ready(
+        &self,
+        shared: &Arc<Shared>,
+        key: &Key,
+        record: Option<&Record>,
+        plan: &plan::Salt,
+        step: Step,
+    ) -> Result<bool> {
+        let waited = matches!(step, Step::Switch | Step::Retire(_) | Step::Forget(_));
+        if waited || matches!(step, Step::Fold(_) | Step::EndFold(_) | Step::ForgetFold(_)) {
+            let stamp = record.map(Record::stamp).unwrap_or_default();
+            let (at, before) = self.registrar.publish(shared, key, stamp).await?;
+            if !before {
+                self.watch_again(key, at, plan);
+                return Ok(false);
+            }
+        }
+        if plan.expires.is_some() && matches!(step, Step::Switch | Step::Replace(_)) {
+            self.keep_bare(shared, key).await?;
+        }
+        Ok(true)
     }
 
     /// Replaces the record; whether this process did.

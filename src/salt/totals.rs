@@ -46,7 +46,8 @@ impl Salted {
         for key in keys {
             // Not all processes at once, and not all keys.
             let drawn = u32::try_from(shared.roll() % 1000).unwrap_or(0);
-            let due = totals.due.entry(key.clone()).or_insert(now.after(every * drawn / 1000));
+            let due =
+                totals.due.entry(key.clone()).or_insert_with(|| now.after(every * drawn / 1000));
             if *due <= now && begun.len() < TOTALS_A_TURN {
                 *due = now.after(every);
                 begun.push(key);
