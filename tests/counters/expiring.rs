@@ -2,7 +2,7 @@
 
 use super::MS;
 use heatsink::engine::time::Tick;
-use heatsink::store::memory::{Fault, On};
+use heatsink::store::memory::{Fault, Faults, On};
 use heatsink::store::{Capability, MemoryStore, Store};
 use heatsink::testing::SimRuntime;
 use heatsink::{Heatsink, Key, Salt, Treatment};
@@ -121,13 +121,7 @@ fn load(n: &AtomicI64) -> i64 {
     n.load(Ordering::Relaxed)
 }
 
-/// Adds, sums and rotations go on through the end, and calls fail in every way.
-fn torture(seed: u64) {
-    let salt = Salt::new().lease(400 * MS).timeout(100 * MS).grave(2 * SEC).sweep(300 * MS);
-    let mut can = Capability::all();
-    can.seal = seed % 3 != 0;
-    let fleet = Fleet::new(seed, can, &salt, 6 * SEC);
-    let faults = fleet.store.faults();
+fn arm(faults: &Faults) {
     for (on, p, fault) in [
         (On::Any, 0.02, Fault::NotApplied),
         (On::Writes, 0.02, Fault::UnknownApplied),
@@ -136,6 +130,16 @@ fn torture(seed: u64) {
     ] {
         faults.chance(on, p, fault);
     }
+}
+
+/// Adds, sums and rotations go on through the end, and calls fail in every way.
+fn torture(seed: u64) {
+    let salt = Salt::new().lease(400 * MS).timeout(100 * MS).grave(2 * SEC).sweep(300 * MS);
+    let mut can = Capability::all();
+    can.seal = !seed.is_multiple_of(3);
+    let fleet = Fleet::new(seed, can, &salt, 6 * SEC);
+    let faults = fleet.store.faults();
+    arm(&faults);
     let (books, end, stop) = (Arc::new(Books::default()), fleet.end, fleet.end.after(6 * SEC));
     for hs in &fleet.all {
         let (rt, own, counter) = (fleet.rt.clone(), books.clone(), hs.counter("c"));

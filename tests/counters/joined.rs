@@ -1,10 +1,12 @@
 //! What maxima, minima and sets promise, plain and in slots, one test per promise.
 
 use super::MS;
-use heatsink::store::memory::{Fault, On};
+use heatsink::store::memory::{Fault, Faults, On};
 use heatsink::store::{Capability, MemoryStore};
 use heatsink::testing::SimRuntime;
-use heatsink::{Error, ErrorKind, Extreme, Heatsink, Key, Salt, SaltMutant, Treatment, Union};
+use heatsink::{
+    Error, ErrorKind, Extreme, Heatsink, Key, Members, Reading, Salt, SaltMutant, Treatment, Union,
+};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -195,14 +197,7 @@ struct Books {
     acked: BTreeSet<i64>,
 }
 
-/// Everybody offers and inserts the same numbers while slots come and go and calls fail in every
-/// way; each call that failed is made again. Every read has all that was acknowledged before it
-/// began and nothing that was never given.
-fn torture(seed: u64, mutant: Option<SaltMutant>) {
-    let salt = Salt::new().lease(400 * MS).timeout(100 * MS).grave(2 * SEC);
-    let fleet = Fleet::new(seed, 3, &salt);
-    mutant.iter().for_each(|by| fleet.all.iter().for_each(|hs| hs.break_salt(*by)));
-    let faults = fleet.store.faults();
+fn arm(faults: &Faults) {
     for (on, p, fault) in [
         (On::Any, 0.02, Fault::NotApplied),
         (On::Writes, 0.03, Fault::UnknownApplied),
@@ -212,6 +207,37 @@ fn torture(seed: u64, mutant: Option<SaltMutant>) {
     ] {
         faults.chance(on, p, fault);
     }
+}
+
+/// Whole answers have all of what was acknowledged `before`, and nothing but what was `given`.
+fn check(
+    seed: u64,
+    (before, given): (&BTreeSet<i64>, &BTreeSet<i64>),
+    found: (heatsink::Result<Reading>, heatsink::Result<Members>),
+) {
+    if let Some(seen) = found.0.ok().filter(|seen| seen.behind() == 0) {
+        let value = seen.value();
+        assert!(value >= before.last().copied(), "seed {seed}: {value:?} < {before:?}");
+        assert!(value.is_none_or(|n| given.contains(&n)), "seed {seed}: {value:?}");
+    }
+    if let Some(seen) = found.1.ok().filter(|seen| seen.behind() == 0) {
+        let number = |m: &[u8]| std::str::from_utf8(m).unwrap().parse::<i64>().unwrap();
+        let seen: BTreeSet<i64> = seen.iter().map(number).collect();
+        let lost: Vec<_> = before.difference(&seen).collect();
+        assert!(lost.is_empty(), "seed {seed}: {lost:?} are gone");
+        assert!(seen.is_subset(given), "seed {seed}: never given");
+    }
+}
+
+/// Everybody offers and inserts the same numbers while slots come and go and calls fail in every
+/// way; each call that failed is made again. Every read has all that was acknowledged before it
+/// began and nothing that was never given.
+fn torture(seed: u64, mutant: Option<SaltMutant>) {
+    let salt = Salt::new().lease(400 * MS).timeout(100 * MS).grave(2 * SEC);
+    let fleet = Fleet::new(seed, 3, &salt);
+    mutant.iter().for_each(|by| fleet.all.iter().for_each(|hs| hs.break_salt(*by)));
+    let faults = fleet.store.faults();
+    arm(&faults);
     let books = Arc::new(Mutex::new(Books::default()));
     let stop = fleet.rt.now().after(12 * SEC);
     for (i, hs) in fleet.all.iter().enumerate() {
@@ -236,18 +262,7 @@ fn torture(seed: u64, mutant: Option<SaltMutant>) {
                 let found =
                     (max.value_with(Duration::ZERO).await, set.members_with(Duration::ZERO).await);
                 let given = books.lock().unwrap().given.clone();
-                if let Some(seen) = found.0.ok().filter(|seen| seen.behind() == 0) {
-                    let value = seen.value();
-                    assert!(value >= before.last().copied(), "seed {seed}: {value:?} < {before:?}");
-                    assert!(value.is_none_or(|n| given.contains(&n)), "seed {seed}: {value:?}");
-                }
-                if let Some(seen) = found.1.ok().filter(|seen| seen.behind() == 0) {
-                    let number = |m: &[u8]| std::str::from_utf8(m).unwrap().parse::<i64>().unwrap();
-                    let seen: BTreeSet<i64> = seen.iter().map(number).collect();
-                    let lost: Vec<_> = before.difference(&seen).collect();
-                    assert!(lost.is_empty(), "seed {seed}: {lost:?} are gone");
-                    assert!(seen.is_subset(&given), "seed {seed}: never given");
-                }
+                check(seed, (&before, &given), found);
                 rt.sleep(MS * (1 + rt.draw(80) as u32)).await;
             }
         });
