@@ -79,6 +79,8 @@ pub(crate) struct Shared {
     pub(crate) refused_older: AtomicU64,
     /// Turns of the driver that ended in a panic.
     pub(crate) driver_panics: AtomicU64,
+    /// The instance has ended; written under the lock of `steering`.
+    pub(crate) ended: std::sync::atomic::AtomicBool,
 }
 
 /// What a loader or the store brought.
@@ -155,6 +157,7 @@ impl Shared {
             refused_full: AtomicU64::new(0),
             refused_older: AtomicU64::new(0),
             driver_panics: AtomicU64::new(0),
+            ended: std::sync::atomic::AtomicBool::new(false),
         }
     }
 

@@ -5,7 +5,7 @@
 
 use super::local::Local;
 use super::options::Options;
-use super::wire::{self, Beat, List, Message};
+use super::wire::{self, Beat, List, Message, Stands};
 use crate::engine::control::aggregate::{Aggregator, From, NotCounted};
 use crate::engine::control::fleet::{Edition, FleetKey, FleetList, Heartbeat};
 use crate::engine::control::merge::Report;
@@ -17,8 +17,17 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Between two heartbeats.
+/// Between two heartbeats, at least; and where what is said besides has changed.
 pub(super) const BEAT: Duration = Duration::from_millis(500);
+
+/// All followers together are told ten times a second that the list stands.
+const BEAT_PER_FOLLOWER: Duration = Duration::from_millis(100);
+
+/// Between two heartbeats, at most. Who has ended is told by the kernel at once.
+const BEAT_MAX: Duration = Duration::from_secs(2);
+
+/// A sibling that is asked for nothing says so this often.
+const QUIET_EVERY: Duration = Duration::from_secs(10);
 
 /// Between two lines with present rates.
 const RATES: Duration = Duration::from_secs(1);
@@ -34,9 +43,13 @@ const SELF: u64 = 0;
 pub(super) struct Published {
     pub(super) edition: Edition,
     pub(super) list: Arc<[u8]>,
+    /// A heartbeat in full, for who has not seen its terms, and the short form for the others.
     pub(super) beat: Arc<[u8]>,
+    pub(super) stands: Arc<[u8]>,
     pub(super) rates: Arc<[u8]>,
-    /// Which of the three are new: raised with each.
+    /// Raised with each heartbeat, with each change of the terms, and with each line of rates.
+    pub(super) beat_seq: u64,
+    pub(super) terms_seq: u64,
     pub(super) rates_seq: u64,
 }
 
@@ -59,6 +72,8 @@ struct State {
     changed: bool,
     own_window: u64,
     beat_due: Tick,
+    terms_due: Tick,
+    terms: Option<Heartbeat>,
     rates_due: Tick,
     made: Tick,
     report_due: Tick,
@@ -97,6 +112,8 @@ impl Group {
             changed: true,
             own_window: 0,
             beat_due: now,
+            terms_due: now,
+            terms: None,
             rates_due: now,
             made: now,
             report_due: now,
@@ -149,6 +166,7 @@ impl Group {
     pub(super) fn tick(
         &self,
         local: &dyn Local,
+        followers: usize,
         rates: bool,
     ) -> (Option<FleetList>, Option<Heartbeat>) {
         let (now, wall) = (local.clock().now(), local.clock().wall_ms());
@@ -176,7 +194,7 @@ impl Group {
             state.made_of = state.aggregator.version();
             state.version += 1;
         }
-        let beat = (new || state.beat_due <= now).then(|| self.beat(&mut state, now, wall));
+        let beat = self.beat_if_due(&mut state, (now, wall), followers, new);
         let rates = rates && state.rates_due <= now;
         let list = (new || rates || state.made.after(STANDS) <= now).then(|| {
             state.made = now;
@@ -187,7 +205,7 @@ impl Group {
         }
         drop(state);
         self.publish(list.as_ref(), beat.as_ref(), rates);
-        (list.filter(|_| new), beat)
+        (list.filter(|_| new), beat.map(|(beat, _)| beat))
     }
 
     /// The list as it stands, with present rates.
@@ -195,20 +213,41 @@ impl Group {
         self.list(&self.state.lock(), local.clock().now(), local.clock().wall_ms())
     }
 
-    fn beat(&self, state: &mut State, now: Tick, wall: u64) -> Heartbeat {
-        state.beat_due = now.after(BEAT);
-        Heartbeat {
+    /// A heartbeat, and whether it says more than that the list stands.
+    fn beat_if_due(
+        &self,
+        state: &mut State,
+        (now, wall): (Tick, u64),
+        followers: usize,
+        new: bool,
+    ) -> Option<(Heartbeat, bool)> {
+        if !new && now < state.terms_due {
+            return None;
+        }
+        state.terms_due = now.after(BEAT);
+        let followers = u32::try_from(followers).unwrap_or(u32::MAX).min(1_024);
+        let interval = (BEAT_PER_FOLLOWER * followers).clamp(BEAT, BEAT_MAX);
+        let beat = Heartbeat {
             issuer: self.issuer,
             edition: Edition { incarnation: self.incarnation, version: state.version },
-            ttl: self.options.ttl,
+            ttl: self.options.ttl.max(3 * interval),
             sent_ms: wall,
             canary_ms: state.canary_ms,
-            interval: BEAT,
+            interval,
             report_every: self.options.report_every,
+            quiet_every: QUIET_EVERY,
             floor_per_sec: state.floor_per_sec(),
             reports_stored: false,
             channels: 1,
+        };
+        let Heartbeat { edition, sent_ms, canary_ms, .. } = beat;
+        let terms = state.terms.map(|t| Heartbeat { edition, sent_ms, canary_ms, ..t });
+        let other = terms != Some(beat);
+        if !new && !other && now < state.beat_due {
+            return None;
         }
+        (state.beat_due, state.terms) = (now.after(interval), Some(beat));
+        Some((beat, other))
     }
 
     /// The fleet's entries first: they know of more traffic. What an operator of this host pinned
@@ -234,19 +273,24 @@ impl Group {
         }
     }
 
-    fn publish(&self, list: Option<&FleetList>, beat: Option<&Heartbeat>, rates: bool) {
+    fn publish(&self, list: Option<&FleetList>, beat: Option<&(Heartbeat, bool)>, rates: bool) {
         if list.is_none() && beat.is_none() {
             return;
         }
         let list_line = list.map(|list| wire::line(&Message::List(List::of(list))));
         let rates_line = list.filter(|_| rates).map(|l| wire::line(&Message::Rates(List::of(l))));
-        let beat_line = beat.map(|beat| wire::line(&Message::Beat(Beat::of(beat))));
+        let beat_lines = beat.map(|(beat, other)| {
+            let stands = wire::line(&Message::Stands(Stands::of(beat)));
+            (wire::line(&Message::Beat(Beat::of(beat))), stands, *other)
+        });
         self.sender.send_modify(|all| {
             if let (Some(list), Some(line)) = (list, list_line) {
                 (all.edition, all.list) = (list.edition, line.into());
             }
-            if let Some(line) = beat_line {
-                all.beat = line.into();
+            if let Some((beat, stands, other)) = beat_lines {
+                (all.beat, all.stands) = (beat.into(), stands.into());
+                all.beat_seq += 1;
+                all.terms_seq += u64::from(other);
             }
             if let Some(line) = rates_line {
                 all.rates = line.into();

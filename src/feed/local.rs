@@ -92,7 +92,7 @@ impl Local for Handle {
     }
 
     fn alive(&self) -> bool {
-        self.shared.strong_count() > 0 && !self.released.load(Ordering::Acquire)
+        self.shared().is_some_and(|shared| !shared.has_ended())
     }
 
     fn release(&self) {
@@ -122,6 +122,9 @@ impl Shared {
         change(&mut steering, self.clock.now());
         let changed = steering.take_change();
         let garbage = changed.then(|| self.publish_index(&steering.treated()));
+        if changed {
+            self.shed.follow(&steering, |key| self.hash(key));
+        }
         drop(steering);
         drop(garbage);
         if changed {

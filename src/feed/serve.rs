@@ -76,7 +76,8 @@ pub(super) async fn run(node: &Node) -> io::Result<()> {
             }
             _ = turn.tick() => {
                 let rates = shared.rates.load(Ordering::Relaxed) > 0;
-                let (list, beat) = group.tick(&*local, rates);
+                let followers = shared.followers.load(Ordering::Relaxed);
+                let (list, beat) = group.tick(&*local, followers, rates);
                 if let Some(list) = list {
                     let _ = node.take_up(list);
                 }
@@ -147,7 +148,8 @@ impl Drop for Conn {
 struct Sent {
     edition: crate::engine::control::fleet::Edition,
     rates_seq: u64,
-    beat: Option<Arc<[u8]>>,
+    beat_seq: u64,
+    terms_seq: u64,
     wants_rates: bool,
 }
 
@@ -212,14 +214,14 @@ impl Conn {
                     self.shared.rates.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            Ok(Message::Report(report)) => {
-                let (from, _, report) = report.read();
-                // Who it is, this end of the connection knows better.
-                let from = From { process: self.id, ..from };
-                let _ = self.group.report(self.local.clock().now(), from, report);
-            }
             Ok(Message::Nack(_)) => count(&self.shared.counts.nacks, 1),
-            Ok(_) => {}
+            Ok(message) => {
+                if let Some((from, _, report)) = wire::read_report(message) {
+                    // Who it is, this end of the connection knows better.
+                    let from = From { process: self.id, ..from };
+                    let _ = self.group.report(self.local.clock().now(), from, report);
+                }
+            }
             Err(_) => return false,
         }
         true
@@ -235,9 +237,10 @@ impl Conn {
             self.send(to, &all.list).await?;
             sent.edition = all.edition;
         }
-        if sent.beat.as_ref().is_none_or(|beat| !Arc::ptr_eq(beat, &all.beat)) {
-            self.send(to, &all.beat).await?;
-            sent.beat = Some(all.beat.clone());
+        if all.beat_seq > sent.beat_seq {
+            let known = all.terms_seq == sent.terms_seq;
+            self.send(to, if known { &all.stands } else { &all.beat }).await?;
+            (sent.beat_seq, sent.terms_seq) = (all.beat_seq, all.terms_seq);
         }
         if sent.wants_rates && all.rates_seq > sent.rates_seq {
             self.send(to, &all.rates).await?;

@@ -41,8 +41,14 @@ pub(crate) enum Message {
     Beat(Beat),
     /// The list in force with present rates, for those who asked.
     Rates(List),
+    /// The list in force stands, and so does all that the last beat of this connection said.
+    Stands(Stands),
+    /// A beat as it goes through the store: the lease, and what is pushed when nothing is new.
+    Lease(Lease),
     /// What a process asked its store for.
     Report(ReportLine),
+    /// It asked for nothing.
+    Quiet(Quiet),
     /// This list is applied.
     Ack(Version),
     /// This list is refused, and why.
@@ -125,12 +131,27 @@ pub(crate) struct Beat {
     canary_ms: u64,
     interval_ms: u64,
     report_every_ms: u64,
+    #[serde(default)]
+    quiet_every_ms: u64,
     floor_per_sec: f64,
     #[serde(default)]
     reports_stored: bool,
     #[serde(default)]
     channels: u64,
 }
+
+/// Incarnation and version of the list, when this was sent, and the canary.
+#[derive(Serialize, Deserialize, Debug)]
+pub(crate) struct Stands(u64, u64, u64, u64);
+
+/// Issuer, incarnation, version, time to live, when it was sent, canary, interval, quiet interval,
+/// floor, whether reports are stored, channels. Durations and times in milliseconds.
+#[derive(Serialize, Deserialize, Debug)]
+pub(crate) struct Lease(u64, u64, u64, u64, u64, u64, u64, u64, f64, u8, u64);
+
+/// Process, incarnation, window, and when it was sent.
+#[derive(Serialize, Deserialize, Debug)]
+pub(crate) struct Quiet(u64, u64, u64, u64);
 
 #[derive(Serialize, Deserialize, Debug)]
 pub(crate) struct ReportLine {
@@ -365,14 +386,14 @@ impl Beat {
             canary_ms: beat.canary_ms,
             interval_ms: ms(beat.interval),
             report_every_ms: ms(beat.report_every),
-            floor_per_sec: beat.floor_per_sec,
+            quiet_every_ms: ms(beat.quiet_every),
+            floor_per_sec: rounded(beat.floor_per_sec),
             reports_stored: beat.reports_stored,
             channels: beat.channels,
         }
     }
 
     pub(crate) fn read(self) -> Heartbeat {
-        let floor = self.floor_per_sec;
         Heartbeat {
             issuer: self.issuer,
             edition: Edition { incarnation: self.incarnation, version: self.version },
@@ -381,10 +402,92 @@ impl Beat {
             canary_ms: self.canary_ms,
             interval: Duration::from_millis(self.interval_ms),
             report_every: Duration::from_millis(self.report_every_ms),
-            floor_per_sec: if floor.is_finite() { floor.max(0.0) } else { 0.0 },
+            quiet_every: Duration::from_millis(self.quiet_every_ms),
+            floor_per_sec: floor(self.floor_per_sec),
             reports_stored: self.reports_stored,
             channels: self.channels,
         }
+    }
+}
+
+/// A floor need not be known more exactly; rounded down, it leaves nothing out.
+fn rounded(floor: f64) -> f64 {
+    if floor > 1e9 { floor.floor() } else { (floor * 1e3).floor() / 1e3 }
+}
+
+fn floor(floor: f64) -> f64 {
+    if floor.is_finite() { floor.max(0.0) } else { 0.0 }
+}
+
+impl Stands {
+    pub(crate) fn of(beat: &Heartbeat) -> Stands {
+        let Edition { incarnation, version } = beat.edition;
+        Stands(incarnation, version, beat.sent_ms, beat.canary_ms)
+    }
+
+    /// `last` with what this says.
+    pub(crate) fn read(self, last: &Heartbeat) -> Heartbeat {
+        let Stands(incarnation, version, sent_ms, canary_ms) = self;
+        Heartbeat { edition: Edition { incarnation, version }, sent_ms, canary_ms, ..*last }
+    }
+}
+
+impl Lease {
+    pub(crate) fn of(beat: &Heartbeat) -> Lease {
+        Lease(
+            beat.issuer,
+            beat.edition.incarnation,
+            beat.edition.version,
+            ms(beat.ttl),
+            beat.sent_ms,
+            beat.canary_ms,
+            ms(beat.interval),
+            ms(beat.quiet_every),
+            rounded(beat.floor_per_sec),
+            u8::from(beat.reports_stored),
+            beat.channels,
+        )
+    }
+
+    pub(crate) fn read(self) -> Heartbeat {
+        let interval = Duration::from_millis(self.6);
+        Heartbeat {
+            issuer: self.0,
+            edition: Edition { incarnation: self.1, version: self.2 },
+            ttl: Duration::from_millis(self.3),
+            sent_ms: self.4,
+            canary_ms: self.5,
+            interval,
+            report_every: interval,
+            quiet_every: Duration::from_millis(self.7),
+            floor_per_sec: floor(self.8),
+            reports_stored: self.9 != 0,
+            channels: self.10,
+        }
+    }
+}
+
+impl Quiet {
+    pub(crate) fn read(self) -> (Reporter, u64, Report) {
+        let Quiet(process, incarnation, window, sent_ms) = self;
+        (Reporter { process, incarnation, window }, sent_ms, Report::nothing())
+    }
+}
+
+/// The message of a report: the short one where there is nothing to say.
+pub(crate) fn report(from: Reporter, sent_ms: u64, report: &Report) -> Message {
+    if report.is_nothing() {
+        return Message::Quiet(Quiet(from.process, from.incarnation, from.window, sent_ms));
+    }
+    Message::Report(ReportLine::of(from, sent_ms, report))
+}
+
+/// Who reports, when it was sent, and what; `None` for any other message.
+pub(crate) fn read_report(message: Message) -> Option<(Reporter, u64, Report)> {
+    match message {
+        Message::Report(report) => Some(report.read()),
+        Message::Quiet(quiet) => Some(quiet.read()),
+        _ => None,
     }
 }
 
@@ -508,6 +611,38 @@ mod tests {
         assert_eq!(line.iter().filter(|b| **b == b'\n').count(), 1, "one line");
         let Ok(Message::List(back)) = read(&line) else { panic!() };
         assert_eq!(back.read(), (list, 0));
+    }
+
+    #[test]
+    fn what_is_short_on_the_wire_reads_back_whole() {
+        let beat = Heartbeat {
+            issuer: (1 << 53) - 1,
+            edition: Edition { incarnation: 1_796_061_600_000, version: 9 },
+            ttl: Duration::from_secs(5),
+            sent_ms: 1_796_061_600_001,
+            canary_ms: 1_796_061_600_002,
+            interval: Duration::from_millis(500),
+            report_every: Duration::from_millis(500),
+            quiet_every: Duration::from_secs(2),
+            floor_per_sec: 13.333,
+            reports_stored: true,
+            channels: 4,
+        };
+        let lease = line(&Message::Lease(Lease::of(&beat)));
+        assert!(lease.len() < 110, "{}", lease.len());
+        let Ok(Message::Lease(back)) = read(&lease) else { panic!() };
+        assert_eq!(back.read(), beat);
+        let later = Heartbeat { sent_ms: 1_796_061_600_501, ..beat };
+        let stands = line(&Message::Stands(Stands::of(&later)));
+        assert!(stands.len() < 64, "{}", stands.len());
+        let Ok(Message::Stands(back)) = read(&stands) else { panic!() };
+        assert_eq!(back.read(&beat), later);
+        let from = Reporter { process: beat.issuer, incarnation: beat.sent_ms, window: 7 };
+        let quiet = line(&report(from, beat.sent_ms, &Report::nothing()));
+        assert!(quiet.len() < 70, "{}", quiet.len());
+        let told = read_report(read(&quiet).unwrap());
+        assert_eq!(told, Some((from, beat.sent_ms, Report::nothing())));
+        assert!(read(br#"{"stands":[1,2,3]}"#).is_err() && read(br#"{"lease":[1]}"#).is_err());
     }
 
     #[test]

@@ -47,6 +47,8 @@ pub struct Options {
     pub window: Duration,
     /// A reporter that is silent for longer is forgotten. Default: 5 s.
     pub reporter_ttl: Duration,
+    /// The same for one that was asked for nothing when it last reported. Default: 30 s.
+    pub quiet_ttl: Duration,
     /// Hot keys, pins, and denials, each. Default: 4,096.
     pub entries_max: usize,
     /// Named keys of all reports together, each as often as it is named. Default: 524,288, about
@@ -67,6 +69,7 @@ impl Default for Options {
             z: 1.75,
             window: Duration::from_secs(1),
             reporter_ttl: Duration::from_secs(5),
+            quiet_ttl: Duration::from_secs(30),
             entries_max: 4_096,
             named_max: 524_288,
             limits: Limits { entries_max: 1_024, ..Limits::default() },
@@ -258,9 +261,10 @@ impl Aggregator {
         Ok(())
     }
 
-    /// How long a reporter may be silent from now on: where reports come more rarely, longer.
-    pub fn set_reporter_ttl(&mut self, ttl: Duration) {
-        self.options.reporter_ttl = ttl;
+    /// How long a reporter may be silent from now on, and one that was asked for nothing: where
+    /// reports come more rarely, longer.
+    pub fn set_reporter_ttl(&mut self, ttl: Duration, quiet_ttl: Duration) {
+        (self.options.reporter_ttl, self.options.quiet_ttl) = (ttl, quiet_ttl);
     }
 
     /// A reporter is gone, and what it reported with it.
@@ -454,11 +458,12 @@ impl Aggregator {
     }
 
     fn age_out(&mut self, now: Tick) {
-        let ttl = self.options.reporter_ttl;
+        let Options { reporter_ttl, quiet_ttl, .. } = self.options;
+        let ttl = |r: &Reporter| if r.report.is_nothing() { quiet_ttl } else { reporter_ttl };
         let silent: Vec<u64> = self
             .reporters
             .iter()
-            .filter(|(_, r)| now.since(r.at) > ttl)
+            .filter(|(_, r)| now.since(r.at) > ttl(r))
             .map(|(process, _)| *process)
             .collect();
         for process in silent {

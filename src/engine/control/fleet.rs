@@ -127,6 +127,8 @@ pub struct Heartbeat {
     pub interval: Duration,
     /// How often to report.
     pub report_every: Duration,
+    /// How often a process that is asked for nothing says so.
+    pub quiet_every: Duration,
     /// Keys at or below this rate need not be reported.
     pub floor_per_sec: f64,
     /// Reports are to be left in the store: nobody hears them.

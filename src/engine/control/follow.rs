@@ -358,6 +358,7 @@ mod tests {
             canary_ms: 0,
             interval: S,
             report_every: S,
+            quiet_every: S,
             floor_per_sec: 0.0,
             reports_stored: false,
             channels: 1,

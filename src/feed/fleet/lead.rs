@@ -1,11 +1,11 @@
 //! The aggregator: reports in, verdicts out, the lease kept.
 
-use super::member::{CHANNELS, Inbox, KEPT, Member, read_ids, report_slot};
-use crate::engine::control::aggregate::Aggregator;
+use super::member::{CHANNELS, Inbox, KEPT, Member, QUIET_MAX, read_beat, read_ids, report_slot};
+use crate::engine::control::aggregate::{Aggregator, From};
 use crate::engine::control::fleet::{Edition, FleetList, Heartbeat};
+use crate::engine::control::merge::Report;
 use crate::engine::time::Tick;
-use crate::feed::stats::count;
-use crate::feed::wire::{self, List, Message, REPORT_LINE_MAX, ReportLine};
+use crate::feed::wire::{self, List, Message, REPORT_LINE_MAX};
 use crate::store::Delivery;
 use bytes::Bytes;
 use std::task::{Context, Poll};
@@ -23,6 +23,13 @@ const EACH_PER_SEC: u32 = 500;
 /// Bytes of lists that a whole fleet hears a second.
 const BYTES_PER_SEC: f64 = 8.0 * 1024.0 * 1024.0;
 
+/// Signs of life of all processes that are asked for nothing, a second.
+const QUIET_PER_SEC: u32 = 8;
+
+/// The reports that are left in the store are looked for in every so many intervals only, where
+/// none were found the last time and every report can be heard.
+const STORED_INTERVALS: u32 = 4;
+
 /// Who cannot renew for this many intervals does not lead.
 const UNPROVEN_INTERVALS: u32 = 3;
 
@@ -36,6 +43,8 @@ pub(super) struct Lead {
     turn: usize,
     subscribe_due: Tick,
     stored_due: Tick,
+    /// Reports were found in the store the last time.
+    stored: bool,
     lease: Bytes,
     proven: Tick,
     beat_due: Tick,
@@ -68,6 +77,7 @@ impl Lead {
             turn: 0,
             subscribe_due: now,
             stored_due: now,
+            stored: false,
             lease,
             proven: now,
             beat_due: now,
@@ -79,10 +89,6 @@ impl Lead {
             list: FleetList::default(),
             interval: member.fleet.interval,
         }
-    }
-
-    pub(super) fn incarnation(&self) -> u64 {
-        self.incarnation
     }
 
     pub(super) fn poll_reports(&mut self, cx: &mut Context<'_>) -> Poll<Option<Delivery>> {
@@ -97,8 +103,12 @@ impl Lead {
         Poll::Pending
     }
 
-    pub(super) fn report(&mut self, own: u64, now: Tick, report: ReportLine) {
-        let (from, sent_ms, report) = report.read();
+    pub(super) fn report(
+        &mut self,
+        own: u64,
+        now: Tick,
+        (from, sent_ms, report): (From, u64, Report),
+    ) {
         if from.process == own {
             self.canary_ms = self.canary_ms.max(sent_ms);
         }
@@ -113,8 +123,10 @@ impl Lead {
             self.subscribe(member).await;
         }
         if self.stored_due <= now {
-            self.stored_due = now.after(self.interval);
             self.read_stored(member).await;
+            let seldom = !self.stored && self.hears_all();
+            let pause = self.interval * if seldom { STORED_INTERVALS } else { 1 };
+            self.stored_due = now.after(pause);
         }
         self.aggregator.handle_timeout(now);
         *member.shown.reports.lock() = (self.aggregator.counts(), self.aggregator.reporters());
@@ -145,6 +157,7 @@ impl Lead {
         };
         let all = all.into_iter().flatten().flatten();
         let ids: Vec<u64> = all.flat_map(|value| read_ids(Some(&value))).collect();
+        self.stored = !ids.is_empty();
         for some in ids.chunks(256) {
             let slots = some.iter().map(|id| report_slot(&member.fleet, *id)).collect();
             let Ok(all) = member.call(async { Ok(transport.get_many(slots).await) }).await else {
@@ -152,9 +165,8 @@ impl Lead {
             };
             let now = member.clock.now();
             for line in all.into_iter().flatten().flatten() {
-                count(&member.shown.counters.bytes_in, line.len());
                 if line.len() <= REPORT_LINE_MAX
-                    && let Ok(Message::Report(report)) = wire::read(&line)
+                    && let Some(report) = wire::read(&line).ok().and_then(wire::read_report)
                 {
                     self.report(member.id, now, report);
                 }
@@ -168,7 +180,10 @@ impl Lead {
         let reporters = u32::try_from(self.aggregator.reporters()).unwrap_or(u32::MAX).max(1);
         let by_size = Duration::from_secs(1) * reporters / EACH_PER_SEC;
         self.interval = member.fleet.interval.max(by_size);
-        self.aggregator.set_reporter_ttl(Duration::from_secs(5).max(4 * self.interval));
+        let quiet = Duration::from_secs(1) * reporters / QUIET_PER_SEC;
+        let quiet_every = quiet.clamp(4 * self.interval, QUIET_MAX);
+        let ttl = Duration::from_secs(5).max(4 * self.interval);
+        self.aggregator.set_reporter_ttl(ttl, ttl.max(3 * quiet_every));
         self.beat_due = now.after(self.interval);
         self.spread(member, reporters).await;
         if changed {
@@ -191,9 +206,10 @@ impl Lead {
             canary_ms: self.canary_ms,
             interval: self.interval,
             report_every: self.interval,
+            quiet_every,
             floor_per_sec: self.aggregator.floor_per_sec(),
             channels: self.channels,
-            reports_stored: !self.subs.iter().take(self.channels as usize).all(Inbox::is_open),
+            reports_stored: !self.hears_all(),
         };
         let line = wire::line(&Message::List(List::of(&self.list)));
         if changed || self.written.after(WRITTEN) <= now {
@@ -219,11 +235,14 @@ impl Lead {
         }
         let wall = member.clock.wall_ms();
         let _ = member.shown.follower.lock().handle_heartbeat(member.clock.now(), wall, &beat);
-        let delay = wall.saturating_sub(self.canary_ms);
-        member.shown.counters.delay_ms.store(delay, std::sync::atomic::Ordering::Relaxed);
-        member.set_floor(&beat);
+        member.shown.counters.heard_canary(wall, self.canary_ms, beat.ttl);
+        member.take_terms(&beat);
         publish(member, self.channels, &member.lease_line(&beat)).await;
         Some(self)
+    }
+
+    fn hears_all(&self) -> bool {
+        self.subs.iter().take(self.channels as usize).all(Inbox::is_open)
     }
 
     /// A large fleet meets on more channels. Whoever is on another one looks at the lease.
@@ -271,15 +290,14 @@ impl Lead {
 }
 
 fn is_mine(lease: &[u8], beat: &Heartbeat) -> bool {
-    let Ok(Message::Beat(there)) = wire::read(lease) else { return false };
-    let there = there.read();
-    there.issuer == beat.issuer && there.edition.incarnation == beat.edition.incarnation
+    read_beat(lease).is_some_and(|there| {
+        there.issuer == beat.issuer && there.edition.incarnation == beat.edition.incarnation
+    })
 }
 
 async fn publish(member: &Member, channels: u64, line: &[u8]) {
     let line = Bytes::copy_from_slice(line);
     for bucket in 0..channels {
-        count(&member.shown.counters.bytes_out, line.len());
         let channel = member.fleet.name(&format!("push.{bucket}"));
         let _ = member.call(member.fleet.transport.publish(channel, line.clone())).await;
     }

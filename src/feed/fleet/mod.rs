@@ -40,6 +40,7 @@
 mod budget;
 mod lead;
 mod member;
+mod metered;
 mod transport;
 
 pub use transport::{ThroughStore, Transport};
@@ -60,6 +61,7 @@ use crate::key::Key;
 use crate::runtime::{self, Clock, Runtime};
 use crate::store::Store;
 use member::Member;
+use metered::Metered;
 use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
@@ -289,8 +291,14 @@ impl Heatsink {
     }
 }
 
-fn start(fleet: Fleet, local: Arc<dyn Local>, runtime: Arc<dyn Runtime>, roll: u64) -> Membership {
+fn start(
+    mut fleet: Fleet,
+    local: Arc<dyn Local>,
+    runtime: Arc<dyn Runtime>,
+    roll: u64,
+) -> Membership {
     let shown = Arc::new(Shown::new(fleet.caps));
+    fleet.transport = Arc::new(Metered { inner: fleet.transport, shown: shown.clone() });
     // Any language can hold 53 bits.
     let member = Member::new(fleet, local.clone(), runtime.clone(), shown.clone(), roll >> 11);
     runtime.spawn(Box::pin(member.run()));
