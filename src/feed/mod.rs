@@ -19,8 +19,10 @@
 //! # What is on the wire
 //!
 //! Lines of JSON. A follower connects to `feed.sock` and gets `{"list":{…}}` when a verdict has
-//! changed and `{"beat":{…}}` twice a second; it may send `{"hello":{"rates":true}}` for
-//! `{"rates":{…}}` once a second, `{"report":{…}}`, and for each list `{"ack":{…}}` or
+//! changed, `{"beat":{…}}` when it connects and when the terms on it change, and otherwise every 0.5
+//! to 2 s `{"stands":[incarnation,version,sent_ms,canary_ms]}`. It may send
+//! `{"hello":{"rates":true}}` for `{"rates":{…}}` once a second, `{"report":{…}}` (or
+//! `{"quiet":[process,incarnation,window,sent_ms]}` when it was asked for nothing), and for each list `{"ack":{…}}` or
 //! `{"nack":{…}}`. Operators' commands go to `admin.sock`: `{"list":{}}`,
 //! `{"explain":{"key":"post:9"}}`, `{"pin":…}`, `{"unpin":…}`, `{"deny":…}`, `{"allow":…}`; each is
 //! answered with `{"ok":…}` or `{"error":"…"}`.
@@ -155,6 +157,7 @@ impl Feed {
             rates,
             counters: stats::Counters::default(),
             reports: Mutex::default(),
+            relay: Mutex::default(),
             shown: watch::Sender::new(None),
         });
         let (stop, stopped) = oneshot::channel();
@@ -167,6 +170,7 @@ impl Feed {
                 }
             });
             // Without a feed, a process goes by its own detection.
+            drop(running.relay.lock().take());
             running.stop();
             running.local.release();
         });
@@ -183,6 +187,12 @@ impl Feed {
     #[must_use]
     pub fn stats(&self) -> FeedStats {
         self.node.stats()
+    }
+
+    /// The same about its part in the fleet, while this process is its host's relay.
+    #[must_use]
+    pub fn fleet_stats(&self) -> Option<FeedStats> {
+        self.node.relay.lock().as_ref().map(|relay| relay.stats())
     }
 }
 

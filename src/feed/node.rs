@@ -50,6 +50,8 @@ pub(super) struct Node {
     pub(super) follower: Mutex<Follower>,
     pub(super) counters: Counters,
     pub(super) reports: Mutex<(aggregate::Counts, usize)>,
+    /// This process's part in the fleet, while it is its host's relay.
+    pub(super) relay: Mutex<Option<Arc<fleet::Membership>>>,
     /// The list in force, for those who look; `None` when there is none.
     pub(super) shown: watch::Sender<Option<Arc<FleetList>>>,
 }
@@ -74,6 +76,7 @@ impl Node {
             if let Ok(Some(lock)) = lock {
                 count(&self.counters.elections, 1);
                 let _ = serve::run(self).await;
+                drop(self.relay.lock().take());
                 self.counters.leads.store(false, Ordering::Relaxed);
                 drop(lock);
             } else {

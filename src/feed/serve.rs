@@ -42,7 +42,8 @@ pub(super) async fn run(node: &Node) -> io::Result<()> {
     let mut tasks: JoinSet<()> = JoinSet::new();
     // Followers are tasks of their own; they share what outlives this call only through `group`.
     let shared = Arc::new(Conns::new(node));
-    let relay = node.fleet.clone().map(|options| fleet::relay(&group, &local, options));
+    let relay = node.fleet.clone().map(|options| Arc::new(fleet::relay(&group, &local, options)));
+    node.relay.lock().clone_from(&relay);
     let (mut made, mut turn) = (0_u64, interval(TURN));
     turn.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while node.local.alive() {
@@ -91,7 +92,6 @@ pub(super) async fn run(node: &Node) -> io::Result<()> {
             }
         }
     }
-    drop(relay);
     Ok(())
 }
 
