@@ -11,8 +11,9 @@ use crate::engine::control::fleet::{Edition, FleetKey, FleetList, Heartbeat};
 use crate::engine::control::merge::Report;
 use crate::engine::time::Tick;
 use crate::key::Key;
+use crate::runtime::Clock;
 use parking_lot::Mutex;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -57,6 +58,7 @@ pub(super) struct Group {
     state: Mutex<State>,
     sender: watch::Sender<Published>,
     options: Options,
+    clock: Clock,
     issuer: u64,
     incarnation: u64,
 }
@@ -123,6 +125,7 @@ impl Group {
             state: Mutex::new(state),
             sender: watch::Sender::new(Published::default()),
             options: options.clone(),
+            clock: local.clock(),
             issuer,
             incarnation: wall.max(seen.map_or(0, |s| s.incarnation.saturating_add(1))),
         }
@@ -145,6 +148,11 @@ impl Group {
     /// The fleet's list, or none.
     pub(super) fn upstream(&self, list: Option<Arc<FleetList>>) {
         let mut state = self.state.lock();
+        let old = state.upstream.take();
+        let at = self.clock.now();
+        for (key, what) in news(old.as_deref(), list.as_deref()) {
+            state.aggregator.note(at, key, what);
+        }
         state.upstream = list;
         state.changed = true;
     }
@@ -298,4 +306,36 @@ impl Group {
             }
         });
     }
+}
+
+/// What has changed for the fleet from one list to the next, for those who ask why.
+fn news(old: Option<&FleetList>, new: Option<&FleetList>) -> Vec<(Key, String)> {
+    let entries = |list: Option<&FleetList>| -> BTreeMap<Key, FleetKey> {
+        let all = list.map_or(&[][..], |list| &list.entries);
+        all.iter().map(|e| (e.key.clone(), e.clone())).collect()
+    };
+    let denied = |list: Option<&FleetList>| -> BTreeSet<Key> {
+        list.map(|list| list.denied.iter().cloned().collect()).unwrap_or_default()
+    };
+    let (before, after) = (entries(old), entries(new));
+    let mut all = Vec::new();
+    for (key, entry) in &after {
+        let how = |e: &FleetKey| (e.rule, e.treatment, e.ttl);
+        if before.get(key).is_none_or(|was| how(was) != how(entry)) {
+            let treatment = entry.treatment.map_or_else(|| "nothing".into(), |t| t.to_string());
+            let why = if entry.reason.is_empty() { "" } else { ": " };
+            all.push((
+                key.clone(),
+                format!("fleet: {treatment} ({}{why}{})", entry.rule, entry.reason),
+            ));
+        }
+    }
+    let over =
+        if new.is_some() { "fleet: no longer on the list" } else { "fleet: no list in force" };
+    let gone = before.keys().filter(|key| !after.contains_key(*key));
+    all.extend(gone.map(|key| (key.clone(), over.into())));
+    let (before, after) = (denied(old), denied(new));
+    all.extend(after.difference(&before).map(|key| (key.clone(), "fleet: denied".into())));
+    all.extend(before.difference(&after).map(|key| (key.clone(), "fleet: denied no more".into())));
+    all
 }

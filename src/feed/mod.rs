@@ -40,10 +40,13 @@ mod dir;
 mod fleet;
 mod group;
 mod known;
+mod lines;
 mod local;
 mod node;
 mod operator;
 mod options;
+mod order;
+mod reload;
 mod serve;
 mod stats;
 mod wire;
@@ -54,6 +57,8 @@ pub use fleet::{Fleet, Membership, ThroughStore, Transport};
 pub use known::Known;
 pub use operator::Operator;
 pub use options::Options;
+pub use order::Order;
+pub use reload::{KnownList, KnownSource, KnownStats};
 pub use stats::FeedStats;
 
 use crate::engine::control::detect::Sample;
@@ -186,7 +191,7 @@ impl Feed {
     /// Plain numbers about it.
     #[must_use]
     pub fn stats(&self) -> FeedStats {
-        self.node.stats()
+        FeedStats { unobeyed: self.node.local.unobeyed(), ..self.node.stats() }
     }
 
     /// The same about its part in the fleet, while this process is its host's relay.

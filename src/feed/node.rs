@@ -6,11 +6,12 @@
 
 use super::dir::{Dir, FEED};
 use super::fleet;
+use super::lines::Lines;
 use super::local::Local;
 use super::options::Options;
 use super::serve;
 use super::stats::{Counters, FeedStats, count};
-use super::wire::{self, Hello, LIST_LINE_MAX, Lines, Message, Nack, Version};
+use super::wire::{self, Hello, LIST_LINE_MAX, Message, Nack, Version};
 use crate::engine::control::aggregate::{self, From};
 use crate::engine::control::fleet::{FleetList, Heartbeat};
 use crate::engine::control::follow::{Beat, Follower, Refusal};
@@ -281,8 +282,7 @@ impl Due {
         self.at = now.after(self.every);
         let report = node.local.take_report(now, self.floor_per_sec)?;
         self.idle = if report.entries.is_empty() { self.idle + 1 } else { 0 };
-        let pause =
-            if report.is_nothing() { self.quiet_every } else { self.every * IDLE_WINDOWS };
+        let pause = if report.is_nothing() { self.quiet_every } else { self.every * IDLE_WINDOWS };
         // Turns come a little early or late.
         if self.idle > 1 && now.since(self.reported) + self.every / 2 < pause {
             return None;

@@ -7,9 +7,10 @@ use super::admin;
 use super::dir::{ADMIN, FEED};
 use super::fleet;
 use super::group::{Group, Published};
+use super::lines::Lines;
 use super::node::{Node, PATIENCE, TURN};
 use super::stats::count;
-use super::wire::{self, Lines, Message, REPORT_LINE_MAX};
+use super::wire::{self, Message, REPORT_LINE_MAX};
 use crate::engine::control::aggregate::From;
 use std::io;
 use std::sync::Arc;
@@ -70,8 +71,9 @@ pub(super) async fn run(node: &Node) -> io::Result<()> {
                 }
                 shared.operators.fetch_add(1, Ordering::Relaxed);
                 let (group, shared, local) = (group.clone(), shared.clone(), local.clone());
+                let relay = relay.clone();
                 tasks.spawn(async move {
-                    let _ = admin::serve(stream, &group, &local).await;
+                    let _ = admin::serve(stream, &group, &local, relay.as_deref()).await;
                     shared.operators.fetch_sub(1, Ordering::Relaxed);
                 });
             }

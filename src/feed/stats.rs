@@ -45,6 +45,9 @@ pub struct FeedStats {
     pub transport_errors: u64,
     /// How often this process has come to lead.
     pub elections: u64,
+    /// Keys of the list in force whose treatment this process is not set up for: slots without
+    /// [`Salt`](crate::Salt), and copies, which are always of a process's own making.
+    pub unobeyed: u64,
 }
 
 impl fmt::Display for FeedStats {

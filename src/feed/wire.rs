@@ -19,9 +19,7 @@ use serde::de::{Error as _, MapAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
-use std::io;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// The longest line that a follower reads: the longest list, with long keys and reasons.
 pub(crate) const LIST_LINE_MAX: usize = 8 << 20;
@@ -49,6 +47,8 @@ pub(crate) enum Message {
     Report(ReportLine),
     /// It asked for nothing.
     Quiet(Quiet),
+    /// An operator has ordered something: the document has this version.
+    Ordered(u64),
     /// This list is applied.
     Ack(Version),
     /// This list is refused, and why.
@@ -104,6 +104,8 @@ struct Entry {
     reads_per_sec: f64,
     writes_per_sec: f64,
     lower_bound_per_sec: f64,
+    #[serde(default)]
+    saved_per_sec: f64,
     share: f64,
     #[serde(default)]
     reporters: u32,
@@ -171,7 +173,7 @@ pub(crate) struct ReportLine {
 
 /// A rule or a treatment; an empty name is one that this version does not know.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Name(&'static str);
+pub(crate) struct Name(&'static str);
 
 const NAMES: [&str; 7] = ["near", "copies", "salt", "shed", "detected", "pinned", "scheduled"];
 
@@ -259,11 +261,11 @@ fn from_hex(hex: &str) -> Option<Vec<u8>> {
 }
 
 /// Milliseconds, cut to what a list may ask for.
-fn ms(d: Duration) -> u64 {
+pub(crate) fn ms(d: Duration) -> u64 {
     u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn treatment_name(treatment: Treatment) -> (Name, Option<u32>, Option<u32>) {
+pub(crate) fn treatment_name(treatment: Treatment) -> (Name, Option<u32>, Option<u32>) {
     let (name, copies, slots) = match treatment {
         Treatment::Near => ("near", None, None),
         Treatment::Copies { copies } => ("copies", Some(copies), None),
@@ -273,7 +275,11 @@ fn treatment_name(treatment: Treatment) -> (Name, Option<u32>, Option<u32>) {
     (Name(name), copies, slots)
 }
 
-fn treatment_of(name: Name, copies: Option<u32>, slots: Option<u32>) -> Option<Treatment> {
+pub(crate) fn treatment_of(
+    name: Name,
+    copies: Option<u32>,
+    slots: Option<u32>,
+) -> Option<Treatment> {
     Some(match name.0 {
         "near" => Treatment::Near,
         "copies" => Treatment::Copies { copies: copies? },
@@ -305,6 +311,7 @@ impl Entry {
             reads_per_sec: entry.reads_per_sec,
             writes_per_sec: entry.writes_per_sec,
             lower_bound_per_sec: entry.lower_bound_per_sec,
+            saved_per_sec: entry.saved_per_sec,
             share: entry.share,
             reporters: entry.reporters,
             hot_for_ms: ms(entry.hot_for),
@@ -332,6 +339,7 @@ impl Entry {
             reads_per_sec: self.reads_per_sec,
             writes_per_sec: self.writes_per_sec,
             lower_bound_per_sec: self.lower_bound_per_sec,
+            saved_per_sec: self.saved_per_sec,
             share: self.share,
             reporters: self.reporters,
             hot_for: Duration::from_millis(self.hot_for_ms),
@@ -547,46 +555,6 @@ pub(crate) fn read(line: &[u8]) -> Result<Message, Refusal> {
     serde_json::from_slice(line).map_err(|_| Refusal::Malformed)
 }
 
-/// Lines of a stream, none longer than `max`.
-#[derive(Debug)]
-pub(crate) struct Lines<R> {
-    from: R,
-    held: Vec<u8>,
-    /// Up to here `held` has no line end.
-    searched: usize,
-    max: usize,
-}
-
-impl<R: AsyncRead + Unpin> Lines<R> {
-    pub(crate) fn new(from: R, max: usize) -> Lines<R> {
-        Lines { from, held: Vec::new(), searched: 0, max }
-    }
-
-    /// The next line without its end; `None` at the end of the stream.
-    ///
-    /// # Cancel safety
-    /// Dropping the future loses nothing: what was read is kept for the next call.
-    pub(crate) async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
-        loop {
-            if let Some(at) = self.held[self.searched..].iter().position(|b| *b == b'\n') {
-                let rest = self.held.split_off(self.searched + at + 1);
-                let mut line = std::mem::replace(&mut self.held, rest);
-                self.searched = 0;
-                line.pop();
-                return Ok(Some(line));
-            }
-            self.searched = self.held.len();
-            if self.held.len() > self.max {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "the line is too long"));
-            }
-            self.held.reserve(16 << 10);
-            if self.from.read_buf(&mut self.held).await? == 0 {
-                return Ok(None);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -656,21 +624,5 @@ mod tests {
         assert_eq!((list.entries.len(), skipped), (0, 1));
         assert!(read(br#"{"shout":{}}"#).is_err() && read(b"{}").is_err() && read(b"").is_err());
         assert!(serde_json::from_str::<WireKey>(r#"{"hex":"0g"}"#).is_err());
-    }
-
-    #[test]
-    fn a_line_without_an_end_is_given_up_at_its_cap() {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        runtime.block_on(async {
-            let mut lines = Lines::new(tokio::io::repeat(b'x'), 1 << 20);
-            assert_eq!(lines.next().await.unwrap_err().kind(), io::ErrorKind::InvalidData);
-            assert!(lines.held.capacity() <= 4 << 20, "{}", lines.held.capacity());
-            let mut lines = Lines::new(&b"a\n\nbc\nd"[..], 9);
-            let mut all = Vec::new();
-            while let Some(line) = lines.next().await.unwrap() {
-                all.push(line);
-            }
-            assert_eq!(all, [b"a".to_vec(), b"".to_vec(), b"bc".to_vec()]);
-        });
     }
 }

@@ -1,11 +1,11 @@
 //! A whole fleet on virtual time: handles, their drivers, the store, the lease, the pushes.
 
 use bytes::Bytes;
-use heatsink::feed::{Fleet, Membership, ThroughStore, Transport};
+use heatsink::feed::{Fleet, Membership, Order, ThroughStore, Transport};
 use heatsink::runtime::BoxFuture;
 use heatsink::store::{Delivery, MemoryStore, Subscription};
 use heatsink::testing::SimRuntime;
-use heatsink::{Error, ErrorKind, Heatsink, Key, Result};
+use heatsink::{Error, ErrorKind, Heatsink, Key, Result, Salt, Treatment};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
@@ -280,6 +280,99 @@ fn idle(processes: usize) {
     }
     println!("{processes} processes: member {} bytes/s, aggregator {} bytes/s", most[0], most[1]);
     assert!(most[1] > 0 && most.iter().all(|per_sec| *per_sec < 1_024), "{most:?}");
+}
+
+#[test]
+fn what_an_operator_orders_in_one_process_every_process_of_the_fleet_obeys_until_it_ends() {
+    let mut rig = rig(19, 4);
+    rig.rt.run_for(3 * S);
+    let order = |rig: &Rig, key: &str, order: Order| {
+        rig.rt.block_on(rig.processes[0].member.order(key, order)).unwrap()
+    };
+    let all = |rig: &Rig, key: &str| {
+        let treats = |p: &Process| p.hs.control().treated().contains(&key.into());
+        rig.processes.iter().map(treats).collect::<Vec<_>>()
+    };
+    order(&rig, "launch", Order::pin().lasts(60 * S));
+    order(&rig, "show", Order::pin());
+    let from = rig.rt.now();
+    let took = rig.until(2 * S, "all treat it", || !all(&rig, "launch").contains(&false));
+    println!("an order is obeyed by all after {took:?}");
+    let told = rig.processes[3].hs.explain("launch").to_string();
+    assert!(told.contains("pinned by an operator"), "{told}");
+    // A denial outranks it, and is taken back.
+    order(&rig, "launch", Order::deny());
+    rig.until(2 * S, "nobody treats it", || !all(&rig, "launch").contains(&true));
+    assert!(order(&rig, "launch", Order::allow()) && !order(&rig, "launch", Order::allow()));
+    rig.until(2 * S, "all treat it", || !all(&rig, "launch").contains(&false));
+    // It outlives the aggregator.
+    let dead = rig.leader().unwrap();
+    let dead = rig.processes.remove(dead);
+    drop(dead);
+    while rig.rt.now().since(from) < 58 * S {
+        rig.rt.run_for(100 * MS);
+        assert_eq!(all(&rig, "launch"), [true; 3]);
+    }
+    rig.until(6 * S, "its time is over", || !all(&rig, "launch").contains(&true));
+    assert_eq!(all(&rig, "show"), [true; 3], "this one lasts for a day");
+    assert!(order(&rig, "show", Order::unpin()));
+    rig.until(2 * S, "taken back", || !all(&rig, "show").contains(&true));
+    let long = "x".repeat(2_000);
+    let refused = rig.rt.block_on(rig.processes[0].member.order(&long, Order::pin()));
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Limit);
+}
+
+#[test]
+fn slots_and_ages_that_an_operator_orders_are_obeyed_where_they_are_switched_on() {
+    let rt = SimRuntime::new(23);
+    let store = MemoryStore::builder().shards(4).runtime(rt.clone()).seed(23).build();
+    store.put_now("page", "v").unwrap();
+    let process = |salt: Option<Salt>, seed: u64| {
+        let builder = Heatsink::builder(store.clone()).runtime(rt.clone()).seed(seed);
+        let builder = salt.into_iter().fold(builder, heatsink::Builder::salt);
+        let hs = builder.build().unwrap();
+        let member = hs.join_fleet(Fleet::over(store.clone()).unwrap()).unwrap();
+        (hs, member)
+    };
+    let salted = || Some(Salt::new().lease(2 * S));
+    let all = [process(salted(), 1), process(salted(), 2), process(None, 3)];
+    rt.run_for(3 * S);
+    let slots = |i: usize| {
+        let (hs, _): &(Heatsink, Membership) = &all[i];
+        hs.explain("likes").salting.map_or(1, |s| s.slots)
+    };
+    let order = |key, order| rt.block_on(all[0].1.order(key, order)).unwrap();
+    for i in 0..2 {
+        rt.block_on(all[i].0.counter("likes").add(1)).unwrap();
+    }
+    order("likes", Order::set(Treatment::Salt { slots: 8 }));
+    order("page", Order::set(Treatment::near()).ttl(200 * MS));
+    order("copied", Order::set(Treatment::Copies { copies: 3 }));
+    rt.run_for(30 * S);
+    assert_eq!([slots(0), slots(1)], [8, 8]);
+    assert!(all[2].0.explain("likes").salting.is_none(), "nobody asked for it there");
+    let unobeyed: Vec<u64> = all.iter().map(|(_, m)| m.stats().unobeyed).collect();
+    assert_eq!(unobeyed, [1, 1, 2], "copies nowhere; slots not in the last");
+    // A value of the key is served for 200 ms, not for the second and the stale time beside it.
+    let (hs, _) = &all[1];
+    let mut oldest = Duration::ZERO;
+    for _ in 0..300 {
+        let value = rt.block_on(hs.get("page")).unwrap().unwrap();
+        oldest = oldest.max(value.age());
+        rt.run_for(10 * MS);
+    }
+    assert!(oldest > 100 * MS && oldest <= 200 * MS, "{oldest:?}");
+    order("likes", Order::unpin());
+    order("page", Order::set(Treatment::near()));
+    rt.run_for(40 * S);
+    assert_eq!([slots(0), slots(1)], [1, 1]);
+    for _ in 0..300 {
+        let value = rt.block_on(hs.get("page")).unwrap().unwrap();
+        oldest = oldest.max(value.age());
+        rt.run_for(10 * MS);
+    }
+    assert!(oldest > 500 * MS, "its own limit again: {oldest:?}");
+    assert_eq!(rt.block_on(hs.counter("likes").sum_with(Duration::ZERO)).unwrap().total(), 2);
 }
 
 #[test]

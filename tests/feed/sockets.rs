@@ -254,6 +254,40 @@ fn idle_siblings_and_their_relay_send_and_hear_less_than_a_kibibyte_a_second() {
     }
 }
 
+/// The host's relay passes an operator's order on to the fleet, and the host's own goes first.
+#[test]
+fn an_operators_order_on_one_host_reaches_the_processes_of_another() {
+    let store = MemoryStore::new(1);
+    let host = || {
+        let dir = Dir::new();
+        let hs = Heatsink::new(MemoryStore::new(1)).unwrap();
+        let fleet = feed::Fleet::over(store.clone()).unwrap();
+        let feed = hs.serve_feed_with(&dir.0, Options::new(), Some(fleet)).unwrap();
+        (dir, hs, feed)
+    };
+    let hosts = [host(), host()];
+    let treats = |i: usize| hosts[i].1.control().treated().contains(&"launch".into());
+    until(LONG, "a relay leads the fleet", || {
+        hosts.iter().any(|(_, _, f)| f.fleet_stats().is_some_and(|s| s.leads))
+    });
+    let mut operator = feed::Operator::connect(&hosts[0].0.0).unwrap();
+    operator.pin("launch").unwrap();
+    let took = until(LONG, "both hosts treat it", || treats(0) && treats(1));
+    println!("an order on one host is obeyed on both after {took:?}");
+    let told = feed::Operator::connect(&hosts[1].0.0).unwrap().explain("launch").unwrap();
+    assert!(
+        told.iter().any(|l| l.contains("fleet: near cache (pinned by an operator")),
+        "{told:?}"
+    );
+    assert!(operator.order_host("launch", feed::Order::deny()).unwrap());
+    until(LONG, "this host denies it", || !treats(0));
+    assert!(treats(1), "the other one does not");
+    assert!(operator.order_host("launch", feed::Order::allow()).unwrap());
+    assert!(operator.unpin("launch").unwrap() && !operator.unpin("launch").unwrap());
+    until(LONG, "neither host treats it", || !treats(0) && !treats(1));
+    assert!(operator.pin("x".repeat(2_000)).is_err());
+}
+
 #[test]
 fn after_a_shutdown_the_feed_ends_and_nothing_is_treated_any_more() {
     let dir = Dir::new();

@@ -20,9 +20,10 @@ use super::fleet::FleetKey;
 use super::hotlist::Rule;
 use super::hysteresis::{Band, Switch};
 use super::merge::{Limits, Merge, Merged, Refused, Report, ReportKey};
+use super::orders::{Orders, Treat};
 use super::treat::{self, Class, Rates, Situation, Treatment};
 use crate::key::Key;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::time::Duration;
 
@@ -166,8 +167,7 @@ pub struct Aggregator {
     reporters: BTreeMap<u64, Reporter>,
     named: usize,
     hot: BTreeMap<Key, Hot>,
-    pins: BTreeMap<Key, Tick>,
-    denied: BTreeSet<Key>,
+    orders: Orders,
     due: Option<Tick>,
     version: u64,
     counts: Counts,
@@ -182,12 +182,11 @@ impl Aggregator {
         let limits = Limits { weighed_max: half.max(1.0) as u64, ..options.limits };
         Aggregator {
             merge: Merge::new(options.window, limits),
+            orders: Orders::new(options.entries_max),
             options,
             reporters: BTreeMap::new(),
             named: 0,
             hot: BTreeMap::new(),
-            pins: BTreeMap::new(),
-            denied: BTreeSet::new(),
             due: None,
             version: 0,
             counts: Counts::default(),
@@ -206,13 +205,17 @@ impl Aggregator {
         for entry in entries {
             let since = now.before(entry.hot_for);
             if entry.rule == Rule::Pinned {
-                self.pins.insert(entry.key.clone(), since);
+                let treatment = entry.treatment.unwrap_or(Treatment::Near);
+                let order = Treat { treatment, ttl: entry.ttl, since, until: None };
+                self.orders.treat(entry.key.clone(), order);
             } else if self.hot.len() < self.options.entries_max {
                 let read_hot = entry.treatment == Some(Treatment::Near);
                 self.hot.insert(entry.key.clone(), Hot::new(since, read_hot));
             }
         }
-        self.denied.extend(denied.iter().take(self.options.entries_max).cloned());
+        for key in denied {
+            self.orders.deny(key.clone(), None);
+        }
         self.version += 1;
     }
 
@@ -275,8 +278,12 @@ impl Aggregator {
         }
     }
 
-    /// Ends a window, when one is due: silent reporters are forgotten, cool keys demoted.
+    /// Ends a window, when one is due: silent reporters are forgotten, cool keys demoted. Orders
+    /// end when their time is over.
     pub fn handle_timeout(&mut self, now: Tick) {
+        for (key, what) in self.orders.handle_timeout(now) {
+            self.decided(now, key, what.into());
+        }
         if self.due.is_none_or(|due| now < due) {
             return;
         }
@@ -317,19 +324,23 @@ impl Aggregator {
         self.due
     }
 
-    /// Has every process of the group treat `key`; whether there was room.
+    /// Has every process of the group keep `key` near; whether there was room.
     pub fn pin(&mut self, now: Tick, key: Key) -> bool {
-        let room = self.pins.len() < self.options.entries_max || self.pins.contains_key(&key);
+        self.order(now, key, Treat::near(now))
+    }
+
+    /// Has every process of the group treat `key` as ordered; whether there was room.
+    pub fn order(&mut self, now: Tick, key: Key, order: Treat) -> bool {
+        let room = self.orders.treat(key.clone(), order);
         if room {
-            self.pins.entry(key.clone()).or_insert(now);
-            self.decided(now, key, "pinned by an operator".into());
+            self.decided(now, key, order.what());
         }
         room
     }
 
-    /// Takes a pin back; whether there was one.
+    /// Takes an order to treat `key` back; whether there was one.
     pub fn unpin(&mut self, now: Tick, key: &Key) -> bool {
-        let was = self.pins.remove(key).is_some();
+        let was = self.orders.untreat(key);
         if was {
             self.decided(now, key.clone(), "pin taken back".into());
         }
@@ -337,10 +348,9 @@ impl Aggregator {
     }
 
     /// Has no process of the group treat `key`; whether there was room.
-    pub fn deny(&mut self, now: Tick, key: Key) -> bool {
-        let room = self.denied.len() < self.options.entries_max || self.denied.contains(&key);
+    pub fn deny(&mut self, now: Tick, key: Key, until: Option<Tick>) -> bool {
+        let room = self.orders.deny(key.clone(), until);
         if room {
-            self.denied.insert(key.clone());
             self.decided(now, key, "denied by an operator".into());
         }
         room
@@ -348,11 +358,27 @@ impl Aggregator {
 
     /// Takes a denial back; whether there was one.
     pub fn allow(&mut self, now: Tick, key: &Key) -> bool {
-        let was = self.denied.remove(key);
+        let was = self.orders.allow(key);
         if was {
             self.decided(now, key.clone(), "denial taken back".into());
         }
         was
+    }
+
+    /// What operators have ordered elsewhere, in place of all orders so far.
+    pub fn replace_orders(&mut self, now: Tick, orders: Orders) {
+        for (key, what) in self.orders.replace(orders) {
+            self.decided(now, key, what);
+        }
+    }
+
+    /// Remembers what was decided elsewhere, for those who ask why.
+    pub fn note(&mut self, at: Tick, key: Key, what: String) {
+        let old = |d: &Decided| at.since(d.at) > HISTORY;
+        while self.history.len() >= HISTORY_MAX || self.history.front().is_some_and(old) {
+            self.history.pop_front();
+        }
+        self.history.push_back(Decided { at, key, what });
     }
 
     /// Raised by every change of a verdict.
@@ -392,25 +418,31 @@ impl Aggregator {
         let mut found: Vec<FleetKey> = self
             .hot
             .iter()
-            .filter(|(key, _)| !self.pins.contains_key(*key))
+            .filter(|(key, _)| self.orders.get(key).is_none())
             .map(|(key, hot)| self.entry(now, key, hot))
             .collect();
         found.sort_by(|a, b| {
             b.total_per_sec().total_cmp(&a.total_per_sec()).then_with(|| a.key.cmp(&b.key))
         });
-        let pinned = self.pins.iter().map(|(key, since)| {
-            let numbers =
-                Hot { last: self.merge.get(&ReportKey::new(key, 0)), ..Hot::new(*since, true) };
-            FleetKey { rule: Rule::Pinned, reason: String::new(), ..self.entry(now, key, &numbers) }
+        let ordered = self.orders.treats().map(|(key, order)| {
+            let last = self.merge.get(&ReportKey::new(key, 0));
+            let numbers = Hot { last, ..Hot::new(order.since, true) };
+            FleetKey {
+                rule: Rule::Pinned,
+                treatment: Some(order.treatment),
+                ttl: order.ttl,
+                reason: String::new(),
+                ..self.entry(now, key, &numbers)
+            }
         });
-        let all = pinned.chain(found).filter(|e| !self.denied.contains(&e.key));
+        let all = ordered.chain(found).filter(|e| !self.orders.denies(&e.key));
         all.take(self.options.entries_max).collect()
     }
 
     /// The keys that no process may treat.
     #[must_use]
     pub fn denied(&self) -> Vec<Key> {
-        self.denied.iter().cloned().collect()
+        self.orders.denied().cloned().collect()
     }
 
     /// The sum of what was reported of `key`.
@@ -476,11 +508,7 @@ impl Aggregator {
 
     fn decided(&mut self, at: Tick, key: Key, what: String) {
         self.version += 1;
-        let old = |d: &Decided| at.since(d.at) > HISTORY;
-        while self.history.len() >= HISTORY_MAX || self.history.front().is_some_and(old) {
-            self.history.pop_front();
-        }
-        self.history.push_back(Decided { at, key, what });
+        self.note(at, key, what);
     }
 
     fn entry(&self, now: Tick, key: &Key, hot: &Hot) -> FleetKey {
@@ -498,6 +526,8 @@ impl Aggregator {
             reads_per_sec: fleet.reads_per_sec,
             writes_per_sec: fleet.writes_per_sec,
             lower_bound_per_sec: merged.map_or(0.0, |m| m.lower_bound() as f64 / window),
+            saved_per_sec: merged
+                .map_or(0.0, |m| m.lower_bound().saturating_sub(m.loads) as f64 / window),
             share: if total > 0.0 { (fleet.total() / total).min(1.0) } else { 0.0 },
             reporters: merged.map_or(0, |m| m.reporters),
             hot_for: now.since(hot.since),
@@ -658,7 +688,7 @@ mod tests {
         let mut first = group(100.0);
         (0..4).for_each(|p| first.handle_report(at(0), from(p, 1), report(&[("a", 50)])).unwrap());
         first.pin(at(0), "p".into());
-        first.deny(at(0), "d".into());
+        first.deny(at(0), "d".into(), None);
         let mut next = group(100.0);
         next.inherit(at(100), &first.entries(at(100)), &first.denied());
         assert_eq!((keys(&next), next.denied()), (keys(&first), first.denied()));
@@ -672,7 +702,7 @@ mod tests {
     #[test]
     fn a_denial_outranks_a_pin() {
         let mut group = group(100.0);
-        assert!(group.pin(at(0), "a".into()) && group.deny(at(0), "a".into()));
+        assert!(group.pin(at(0), "a".into()) && group.deny(at(0), "a".into(), None));
         assert!(keys(&group).is_empty());
         assert!(group.allow(at(0), &"a".into()) && !group.allow(at(0), &"a".into()));
         assert_eq!(keys(&group), ["a"]);

@@ -36,6 +36,8 @@ pub struct FleetKey {
     pub writes_per_sec: f64,
     /// Requests a second that there were at least.
     pub lower_bound_per_sec: f64,
+    /// Of these, requests a second that the store did not see: served from memory, or combined.
+    pub saved_per_sec: f64,
     /// Its part of all requests, from 0 to 1.
     pub share: f64,
     /// How many processes (or relays of a host) named it.
@@ -59,6 +61,7 @@ impl FleetKey {
             reads_per_sec: 0.0,
             writes_per_sec: 0.0,
             lower_bound_per_sec: 0.0,
+            saved_per_sec: 0.0,
             share: 0.0,
             reporters: 0,
             hot_for: Duration::ZERO,

@@ -293,8 +293,13 @@ impl Follower {
             if entry.key.len() > caps.key_bytes_max {
                 return Err(Refusal::KeyTooLong);
             }
-            let rates =
-                [entry.reads_per_sec, entry.writes_per_sec, entry.lower_bound_per_sec, entry.share];
+            let rates = [
+                entry.reads_per_sec,
+                entry.writes_per_sec,
+                entry.lower_bound_per_sec,
+                entry.saved_per_sec,
+                entry.share,
+            ];
             if rates.iter().any(|r| !r.is_finite() || *r < 0.0) {
                 return Err(Refusal::Inconsistent);
             }

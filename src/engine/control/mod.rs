@@ -39,6 +39,7 @@ pub mod lanes;
 pub mod leasing;
 pub mod merge;
 pub mod operator;
+pub mod orders;
 pub mod registry;
 pub mod reporter;
 pub mod roster;

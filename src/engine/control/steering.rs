@@ -294,7 +294,8 @@ impl Steering {
     /// The keys that stand on the list, whatever is done about them; some may come twice.
     pub fn listed(&self) -> impl Iterator<Item = &Key> {
         let named = self.operator.treated().map(|(key, _)| key);
-        named.chain(self.found.values().map(|f| &f.key))
+        let fed = self.fed.iter().flat_map(|fed| fed.keys()).map(|(key, _)| key);
+        named.chain(self.found.values().map(|f| &f.key)).chain(fed)
     }
 
     /// By whose word `key` is treated, or not.

@@ -1,10 +1,12 @@
 //! The aggregator: reports in, verdicts out, the lease kept.
 
 use super::member::{CHANNELS, Inbox, KEPT, Member, QUIET_MAX, read_beat, read_ids, report_slot};
+use super::words::Words;
 use crate::engine::control::aggregate::{Aggregator, From};
 use crate::engine::control::fleet::{Edition, FleetList, Heartbeat};
 use crate::engine::control::merge::Report;
 use crate::engine::time::Tick;
+use crate::feed::stats::count;
 use crate::feed::wire::{self, List, Message, REPORT_LINE_MAX};
 use crate::store::Delivery;
 use bytes::Bytes;
@@ -45,6 +47,8 @@ pub(super) struct Lead {
     stored_due: Tick,
     /// Reports were found in the store the last time.
     stored: bool,
+    /// The version of the operators' orders that are on the list.
+    ordered: Option<u64>,
     lease: Bytes,
     proven: Tick,
     beat_due: Tick,
@@ -78,6 +82,7 @@ impl Lead {
             subscribe_due: now,
             stored_due: now,
             stored: false,
+            ordered: None,
             lease,
             proven: now,
             beat_due: now,
@@ -148,14 +153,38 @@ impl Lead {
         }
     }
 
-    /// Reads the reports of those who could not publish them.
+    /// Something has been put into the store: not to be waited for.
+    pub(super) fn look_now(&mut self, now: Tick) {
+        self.stored_due = now;
+    }
+
+    /// What operators have ordered, from here on.
+    fn take_orders(&mut self, member: &Member, value: Option<&[u8]>) {
+        let (now, wall) = (member.clock.now(), member.clock.wall_ms());
+        match Words::read(value) {
+            Ok(words) if self.ordered == Some(words.version) => {}
+            Ok(words) => {
+                self.ordered = Some(words.version);
+                self.aggregator.replace_orders(now, words.orders(now, wall));
+            }
+            // The last readable ones stand.
+            Err(_) => count(&member.shown.counters.lines_refused, 1),
+        }
+    }
+
+    /// Reads what operators have ordered, and the reports of those who could not publish them.
     async fn read_stored(&mut self, member: &Member) {
-        let slots = (0..CHANNELS).map(|b| member.fleet.name(&format!("stored.{b}"))).collect();
+        let buckets = (0..CHANNELS).map(|b| member.fleet.name(&format!("stored.{b}")));
+        let slots = std::iter::once(member.fleet.name("orders")).chain(buckets).collect();
         let transport = member.fleet.transport.clone();
         let Ok(all) = member.call(async { Ok(transport.get_many(slots).await) }).await else {
             return;
         };
-        let all = all.into_iter().flatten().flatten();
+        let mut all = all.into_iter();
+        if let Some(Ok(orders)) = all.next() {
+            self.take_orders(member, orders.as_deref());
+        }
+        let all = all.flatten().flatten();
         let ids: Vec<u64> = all.flat_map(|value| read_ids(Some(&value))).collect();
         self.stored = !ids.is_empty();
         for some in ids.chunks(256) {

@@ -352,6 +352,10 @@ impl Member {
     fn heard_report(&mut self, line: &Bytes) {
         let now = self.clock.now();
         let read = if line.len() > REPORT_LINE_MAX { None } else { wire::read(line).ok() };
+        if let (Some(Message::Ordered(_)), Some(lead)) = (&read, &mut self.lead) {
+            lead.look_now(now);
+            return;
+        }
         match (read.and_then(wire::read_report), &mut self.lead) {
             (Some(report), Some(lead)) => lead.report(self.id, now, report),
             _ => count(&self.shown.counters.lines_refused, 1),

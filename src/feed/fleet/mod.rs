@@ -42,12 +42,15 @@ mod lead;
 mod member;
 mod metered;
 mod transport;
+mod words;
 
 pub use transport::{ThroughStore, Transport};
 
 use super::group::Group;
 use super::local::{Handle, Local};
+use super::order::Order;
 use super::stats::{Counters, FeedStats};
+use super::wire::{self, Message};
 use crate::Ceiling;
 use crate::engine::control::aggregate;
 use crate::engine::control::fleet::FleetList;
@@ -55,11 +58,12 @@ use crate::engine::control::follow::{Caps, Follower};
 use crate::engine::control::merge::Report;
 use crate::engine::control::treat;
 use crate::engine::time::Tick;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::heatsink::Heatsink;
 use crate::key::Key;
 use crate::runtime::{self, Clock, Runtime};
 use crate::store::Store;
+use bytes::Bytes;
 use member::Member;
 use metered::Metered;
 use parking_lot::Mutex;
@@ -68,6 +72,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
+use words::{STORED_FOR, Words};
 
 /// How a process, or a host's serving process, takes part in a fleet.
 ///
@@ -244,6 +249,7 @@ impl Shown {
 pub struct Membership {
     shown: Arc<Shown>,
     local: Arc<dyn Local>,
+    fleet: Fleet,
 }
 
 impl Membership {
@@ -256,7 +262,42 @@ impl Membership {
     /// Plain numbers about it.
     #[must_use]
     pub fn stats(&self) -> FeedStats {
-        self.shown.stats()
+        FeedStats { unobeyed: self.local.unobeyed(), ..self.shown.stats() }
+    }
+
+    /// Orders something in the whole fleet: every process obeys as soon as the aggregator has put
+    /// it on the list, within two seconds where reports come twice a second. It holds for a day, or
+    /// as long as the order says, while a list is in force. Whether there was something to take
+    /// back.
+    ///
+    /// # Cost
+    /// Store operations: a read, a compare-and-set and a publish; up to eight of each where others
+    /// give orders at the same time.
+    ///
+    /// # Cancel safety
+    /// Dropped before its end, the order may have been given or not.
+    ///
+    /// # Errors
+    /// [`Limit`](crate::ErrorKind::Limit) for a key that is too long, too many parts, or more than
+    /// 1,024 orders; those of the transport.
+    pub async fn order(&self, key: impl AsRef<[u8]>, order: Order) -> Result<bool> {
+        let key = Key::copy(key.as_ref());
+        order.check(&key).map_err(|text| Error::not_applied(ErrorKind::Limit, text))?;
+        let (slot, transport) = (self.fleet.name("orders"), &self.fleet.transport);
+        for _ in 0..8 {
+            let got = transport.get_many(vec![slot.clone()]).await.pop().unwrap_or(Ok(None))?;
+            let mut words = Words::read(got.as_deref())?;
+            let was = words.follow(self.local.clock().wall_ms(), &key, &order)?;
+            words.version += 1;
+            let next = Bytes::from(words.write());
+            if transport.compare_and_set(slot.clone(), got, next, STORED_FOR).await? {
+                let line = wire::line(&Message::Ordered(words.version)).into();
+                // Only a hint: the aggregator looks by itself too.
+                let _ = transport.publish(self.fleet.name("reports.0"), line).await;
+                return Ok(was);
+            }
+        }
+        Err(Error::not_applied(ErrorKind::Store, "too many give orders at once"))
     }
 }
 
@@ -300,9 +341,10 @@ fn start(
     let shown = Arc::new(Shown::new(fleet.caps));
     fleet.transport = Arc::new(Metered { inner: fleet.transport, shown: shown.clone() });
     // Any language can hold 53 bits.
-    let member = Member::new(fleet, local.clone(), runtime.clone(), shown.clone(), roll >> 11);
+    let (id, own) = (roll >> 11, fleet.clone());
+    let member = Member::new(fleet, local.clone(), runtime.clone(), shown.clone(), id);
     runtime.spawn(Box::pin(member.run()));
-    Membership { shown, local }
+    Membership { shown, local, fleet: own }
 }
 
 /// A host's serving process as the relay of its siblings.
@@ -336,6 +378,10 @@ impl Local for Relay {
 
     fn alive(&self) -> bool {
         self.local.alive()
+    }
+
+    fn unobeyed(&self) -> u64 {
+        self.local.unobeyed()
     }
 
     fn release(&self) {
