@@ -81,6 +81,9 @@ pub(crate) struct Shared {
     pub(crate) refused_older: AtomicU64,
     /// Turns of the driver that ended in a panic.
     pub(crate) driver_panics: AtomicU64,
+    /// The feed that this handle takes part in.
+    #[cfg(feature = "feed")]
+    pub(crate) feed: parking_lot::Mutex<Option<std::sync::Weak<dyn crate::feed::Numbers>>>,
     /// How long values of these keys, by their hash, may be served at most, by the word of the list
     /// that a feed follows.
     pub(crate) fed_ttls: ArcSwapOption<BTreeMap<u64, Duration>>,
@@ -162,6 +165,8 @@ impl Shared {
             refused_full: AtomicU64::new(0),
             refused_older: AtomicU64::new(0),
             driver_panics: AtomicU64::new(0),
+            #[cfg(feature = "feed")]
+            feed: parking_lot::Mutex::default(),
             fed_ttls: ArcSwapOption::empty(),
             ended: std::sync::atomic::AtomicBool::new(false),
         }

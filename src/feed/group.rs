@@ -7,6 +7,7 @@ use super::local::Local;
 use super::options::Options;
 use super::wire::{self, Beat, List, Message, Stands};
 use crate::engine::control::aggregate::{Aggregator, From, NotCounted};
+use crate::engine::control::blend::blend;
 use crate::engine::control::fleet::{Edition, FleetKey, FleetList, Heartbeat};
 use crate::engine::control::merge::Report;
 use crate::engine::time::Tick;
@@ -261,23 +262,16 @@ impl Group {
     /// The fleet's entries first: they know of more traffic. What an operator of this host pinned
     /// comes before them, what any operator denied is left out.
     fn list(&self, state: &State, now: Tick, wall: u64) -> FleetList {
-        let own = state.aggregator.entries(now);
-        let (pinned, found): (Vec<FleetKey>, Vec<FleetKey>) =
-            own.into_iter().partition(|e| e.rule == crate::Rule::Pinned);
-        let above = state.upstream.iter();
-        let mut denied: BTreeSet<Key> = state.aggregator.denied().into_iter().collect();
-        denied.extend(above.clone().flat_map(|list| list.denied.iter().cloned()));
-        let mut seen = BTreeSet::new();
-        let above = above.flat_map(|list| list.entries.iter().cloned());
-        let entries = pinned.into_iter().chain(above).chain(found);
-        let entries = entries.filter(|e| !denied.contains(&e.key) && seen.insert(e.key.clone()));
+        let (own, denied) = (state.aggregator.entries(now), state.aggregator.denied());
+        let most = self.options.caps.entries_max;
+        let (entries, denied) = blend(own, denied, state.upstream.as_deref(), most);
         FleetList {
             issuer: self.issuer,
             edition: Edition { incarnation: self.incarnation, version: state.version },
             ttl: self.options.ttl,
             sent_ms: wall,
-            entries: entries.take(self.options.caps.entries_max).collect(),
-            denied: denied.iter().take(self.options.caps.entries_max).cloned().collect(),
+            entries,
+            denied,
         }
     }
 

@@ -9,6 +9,7 @@ use crate::engine::control::treat::Treatment;
 use crate::engine::time::Tick;
 use crate::error::{Error, Result};
 use crate::explain::Explanation;
+use crate::feed::stats::Numbers;
 use crate::key::Key;
 use crate::runtime::Clock;
 use crate::shared::Shared;
@@ -34,6 +35,9 @@ pub(crate) trait Local: Send + Sync + 'static {
     fn unobeyed(&self) -> u64 {
         0
     }
+
+    /// Who can tell of the feed from now on.
+    fn is_told_by(&self, _: Weak<dyn Numbers>) {}
 
     /// False when the process needs no feed any more.
     fn alive(&self) -> bool;
@@ -103,6 +107,12 @@ impl Local for Handle {
         }
     }
 
+    fn is_told_by(&self, numbers: Weak<dyn Numbers>) {
+        if let Some(shared) = self.shared() {
+            *shared.feed.lock() = Some(numbers);
+        }
+    }
+
     fn unobeyed(&self) -> u64 {
         self.unobeyed.load(Ordering::Relaxed)
     }
@@ -122,6 +132,7 @@ impl Local for Handle {
         }
         if let Some(shared) = self.shared.upgrade() {
             shared.steer(|steering, now| steering.end_feed(now, self.feed));
+            *shared.feed.lock() = None;
             shared.limit_ages(None);
             self.salt(&shared, None);
         }

@@ -60,6 +60,7 @@ pub use options::Options;
 pub use order::Order;
 pub use reload::{KnownList, KnownSource, KnownStats};
 pub use stats::FeedStats;
+pub(crate) use stats::Numbers;
 
 use crate::engine::control::detect::Sample;
 use crate::engine::control::follow::Follower;
@@ -77,7 +78,7 @@ use parking_lot::Mutex;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use tokio::sync::{oneshot, watch};
 
@@ -165,6 +166,8 @@ impl Feed {
             relay: Mutex::default(),
             shown: watch::Sender::new(None),
         });
+        let numbers: Weak<Node> = Arc::downgrade(&node);
+        node.local.is_told_by(numbers);
         let (stop, stopped) = oneshot::channel();
         let running = node.clone();
         let thread = spawn_thread("heatsink-feed", move || {
@@ -191,7 +194,7 @@ impl Feed {
     /// Plain numbers about it.
     #[must_use]
     pub fn stats(&self) -> FeedStats {
-        FeedStats { unobeyed: self.node.local.unobeyed(), ..self.node.stats() }
+        self.node.stats()
     }
 
     /// The same about its part in the fleet, while this process is its host's relay.

@@ -10,7 +10,7 @@ use super::lines::Lines;
 use super::local::Local;
 use super::options::Options;
 use super::serve;
-use super::stats::{Counters, FeedStats, count};
+use super::stats::{Counters, FeedStats, Numbers, count};
 use super::wire::{self, Hello, LIST_LINE_MAX, Message, Nack, Version};
 use crate::engine::control::aggregate::{self, From};
 use crate::engine::control::fleet::{FleetList, Heartbeat};
@@ -57,6 +57,12 @@ pub(super) struct Node {
     pub(super) shown: watch::Sender<Option<Arc<FleetList>>>,
 }
 
+impl Numbers for Node {
+    fn numbers(&self) -> FeedStats {
+        self.stats()
+    }
+}
+
 impl Node {
     pub(super) fn stats(&self) -> FeedStats {
         let follower = self.follower.lock();
@@ -66,6 +72,7 @@ impl Node {
             lists: follower.counts(),
             reports,
             reporters: reporters as u64,
+            unobeyed: self.local.unobeyed(),
             ..self.counters.read()
         }
     }

@@ -66,6 +66,11 @@ impl fmt::Display for FeedStats {
     }
 }
 
+/// Whoever runs a feed, asked for its numbers.
+pub(crate) trait Numbers: Send + Sync {
+    fn numbers(&self) -> FeedStats;
+}
+
 /// What is counted where it happens.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {

@@ -375,6 +375,100 @@ fn slots_and_ages_that_an_operator_orders_are_obeyed_where_they_are_switched_on(
     assert_eq!(rt.block_on(hs.counter("likes").sum_with(Duration::ZERO)).unwrap().total(), 2);
 }
 
+/// Two regions with a store each, and a third store for the list of both.
+struct Regions {
+    rt: SimRuntime,
+    /// Which region, and what its processes can no longer reach above.
+    processes: Vec<(usize, Heatsink, Membership)>,
+    above: Faults,
+}
+
+impl Regions {
+    fn new(seed: u64) -> Regions {
+        let rt = SimRuntime::new(seed);
+        let store = || MemoryStore::builder().shards(2).runtime(rt.clone()).seed(seed).build();
+        let (stores, global, above) = ([store(), store()], store(), Faults::default());
+        let process = |i: usize| {
+            let (region, seed) = (i % 2, seed + i as u64);
+            let own = stores[region].clone();
+            own.put_now("viral", "v").unwrap();
+            let builder = Heatsink::builder(own.clone()).runtime(rt.clone()).seed(seed);
+            let hs = builder.build().unwrap();
+            let through = ThroughStore::new(global.clone()).unwrap();
+            let all = Fleet::by(Way { through, rt: rt.clone(), faults: above.clone() });
+            let all = all.prefix("hs:feed:all:").promote_at(150.0);
+            let fleet = Fleet::over(own).unwrap().promote_at(200.0);
+            let fleet = fleet.within(if region == 0 { "europe" } else { "asia" }, all);
+            (region, hs.clone(), hs.join_fleet(fleet).unwrap())
+        };
+        let processes = (0..6).map(process).collect();
+        Regions { rt, processes, above }
+    }
+
+    fn treated(&self) -> usize {
+        let treats = |hs: &Heatsink| hs.control().treated().contains(&"viral".into());
+        self.processes.iter().filter(|(_, hs, _)| treats(hs)).count()
+    }
+
+    #[track_caller]
+    fn until(&self, limit: Duration, what: &str, done: impl Fn() -> bool) -> Duration {
+        let from = self.rt.now();
+        while !done() {
+            assert!(self.rt.now().since(from) < limit, "not within {limit:?}: {what}");
+            self.rt.run_for(10 * MS);
+        }
+        self.rt.now().since(from)
+    }
+}
+
+#[test]
+fn a_key_that_is_hot_in_no_region_alone_is_treated_in_all_by_the_list_above_them() {
+    for seed in [29, 31, 37] {
+        let mut regions = Regions::new(seed);
+        regions.rt.run_for(6 * S);
+        let leaders = |r: &Regions| -> Vec<usize> {
+            let leads = r.processes.iter().filter(|(_, _, m)| m.stats().leads);
+            leads.map(|(region, _, _)| *region).collect()
+        };
+        let mut both = leaders(&regions);
+        both.sort_unstable();
+        assert_eq!(both, [0, 1], "one aggregator in each region");
+        for (_, hs, _) in &regions.processes {
+            let (hs, rt) = (hs.clone(), regions.rt.clone());
+            regions.rt.spawn(async move {
+                loop {
+                    hs.get("viral").await.unwrap();
+                    rt.sleep(S / 30).await;
+                }
+            });
+        }
+        // 90 a second in each region, of 200; 180 in both, of 150.
+        let took = regions.until(4 * S, "all treat it", || regions.treated() == 6);
+        println!("treated in both regions after {took:?}");
+        let told = regions.processes[0].2.list().unwrap().get("viral").unwrap().to_string();
+        assert!(told.contains("from 2 reporters"), "one for each region: {told}");
+        // The aggregator of one region dies; its successor reports in its place, not beside it.
+        let dead = regions.processes.iter().position(|(_, _, m)| m.stats().leads).unwrap();
+        let dead = regions.processes.remove(dead);
+        let region = dead.0;
+        drop(dead);
+        let from = regions.rt.now();
+        while regions.rt.now().since(from) < 12 * S {
+            regions.rt.run_for(50 * MS);
+            assert_eq!(regions.treated(), 5, "no treatment is lost");
+        }
+        assert!(leaders(&regions).contains(&region), "another leads the region");
+        let told = regions.processes[0].2.list().unwrap().get("viral").unwrap().to_string();
+        assert!(told.contains("from 2 reporters"), "{told}");
+        // Without the store above, each region goes by what it has itself.
+        regions.above.all.store(true, SeqCst);
+        regions.until(30 * S, "the list from above has run out", || regions.treated() == 0);
+        assert_eq!(leaders(&regions).len(), 2, "the regions lead themselves");
+        regions.above.all.store(false, SeqCst);
+        regions.until(40 * S, "all treat it again", || regions.treated() == 5);
+    }
+}
+
 #[test]
 fn a_fleet_replays_from_its_seed() {
     let hash = |seed| {

@@ -27,6 +27,7 @@
 //! - [`copies`]: copies of a read-hot key on several shards.
 
 pub mod aggregate;
+pub mod blend;
 pub mod copies;
 pub mod detect;
 pub mod fed;

@@ -129,7 +129,7 @@ fn run(hosts: u64) -> (f64, f64, u64) {
         .map(|i| {
             let local = Arc::new(Host(rt.clock()));
             let roll = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            start(fleet.clone(), local, Arc::new(rt.clone()), roll)
+            start(fleet.clone(), local, Arc::new(rt.clone()), roll, None)
         })
         .collect();
     rt.run_for(Duration::from_secs(8));

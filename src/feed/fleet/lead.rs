@@ -1,8 +1,10 @@
 //! The aggregator: reports in, verdicts out, the lease kept.
 
 use super::member::{CHANNELS, Inbox, KEPT, Member, QUIET_MAX, read_beat, read_ids, report_slot};
+use super::region::Region;
 use super::words::Words;
 use crate::engine::control::aggregate::{Aggregator, From};
+use crate::engine::control::blend::blend;
 use crate::engine::control::fleet::{Edition, FleetList, Heartbeat};
 use crate::engine::control::merge::Report;
 use crate::engine::time::Tick;
@@ -59,6 +61,8 @@ pub(super) struct Lead {
     canary_ms: u64,
     list: FleetList,
     interval: Duration,
+    /// Where this fleet is one region of another.
+    region: Option<Region>,
 }
 
 impl Lead {
@@ -67,6 +71,7 @@ impl Lead {
         incarnation: u64,
         lease: Bytes,
         inherited: Option<&FleetList>,
+        region: Option<Region>,
     ) -> Lead {
         let now = member.clock.now();
         let mut aggregator = Aggregator::new(member.fleet.aggregate());
@@ -93,6 +98,7 @@ impl Lead {
             canary_ms: member.clock.wall_ms(),
             list: FleetList::default(),
             interval: member.fleet.interval,
+            region,
         }
     }
 
@@ -135,7 +141,9 @@ impl Lead {
         }
         self.aggregator.handle_timeout(now);
         *member.shown.reports.lock() = (self.aggregator.counts(), self.aggregator.reporters());
-        let changed = self.made_of != self.aggregator.version() && self.push_due <= now;
+        let changed = self.push_due <= now
+            && (self.made_of != self.aggregator.version()
+                || self.region.as_ref().is_some_and(Region::take_change));
         if changed || self.beat_due <= now {
             return self.issue(member, changed).await;
         }
@@ -197,7 +205,7 @@ impl Lead {
                 if line.len() <= REPORT_LINE_MAX
                     && let Some(report) = wire::read(&line).ok().and_then(wire::read_report)
                 {
-                    self.report(member.id, now, report);
+                    self.report(member.reporter(), now, report);
                 }
             }
         }
@@ -215,16 +223,24 @@ impl Lead {
         self.aggregator.set_reporter_ttl(ttl, ttl.max(3 * quiet_every));
         self.beat_due = now.after(self.interval);
         self.spread(member, reporters).await;
+        let floor_above = self.region.as_ref().map(|region| {
+            region.report(&self.aggregator);
+            region.floor_per_sec(reporters)
+        });
         if changed {
             self.made_of = self.aggregator.version();
             self.version += 1;
+            let (own, denied) = (self.aggregator.entries(now), self.aggregator.denied());
+            let above = self.region.as_ref().and_then(Region::list);
+            let most = member.fleet.caps.entries_max;
+            let (entries, denied) = blend(own, denied, above.as_deref(), most);
             self.list = FleetList {
                 issuer: member.id,
                 edition: Edition { incarnation: self.incarnation, version: self.version },
                 ttl: member.fleet.ttl.max(6 * self.interval),
                 sent_ms: wall,
-                entries: self.aggregator.entries(now),
-                denied: self.aggregator.denied(),
+                entries,
+                denied,
             };
         }
         let beat = Heartbeat {
@@ -236,7 +252,10 @@ impl Lead {
             interval: self.interval,
             report_every: self.interval,
             quiet_every,
-            floor_per_sec: self.aggregator.floor_per_sec(),
+            floor_per_sec: self
+                .aggregator
+                .floor_per_sec()
+                .min(floor_above.unwrap_or(f64::INFINITY)),
             channels: self.channels,
             reports_stored: !self.hears_all(),
         };

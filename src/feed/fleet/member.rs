@@ -1,6 +1,7 @@
 //! A member of the fleet: reports, follows the list, and takes the lease when nobody holds it.
 
 use super::lead::Lead;
+use super::region::Region;
 use super::{Fleet, Shown};
 use crate::engine::control::aggregate::From;
 use crate::engine::control::fleet::{Edition, FleetList, Heartbeat};
@@ -83,6 +84,8 @@ impl Inbox {
 pub(super) struct Member {
     pub(super) fleet: Fleet,
     pub(super) id: u64,
+    /// As whom it reports.
+    reporter: u64,
     pub(super) clock: Clock,
     pub(super) shown: Arc<Shown>,
     local: Arc<dyn Local>,
@@ -121,12 +124,13 @@ impl Member {
         local: Arc<dyn Local>,
         runtime: Arc<dyn Runtime>,
         shown: Arc<Shown>,
-        id: u64,
+        (id, reporter): (u64, u64),
     ) -> Member {
         let clock = local.clock();
         let (now, interval) = (clock.now(), fleet.interval);
         Member {
             id,
+            reporter,
             shown,
             local,
             runtime,
@@ -273,7 +277,9 @@ impl Member {
         self.shown.counters.leads.store(true, Ordering::Relaxed);
         self.lease = Some(lease.clone());
         self.push.set(None);
-        self.lead = Some(Lead::new(self, incarnation, lease, inherited.as_deref()));
+        let region = self.fleet.above.as_ref();
+        let region = region.map(|above| Region::join(above, &self.clock, &self.runtime, self.id));
+        self.lead = Some(Lead::new(self, incarnation, lease, inherited.as_deref(), region));
     }
 
     /// Somebody else leads, or this process cannot prove any more that it does.
@@ -357,7 +363,7 @@ impl Member {
             return;
         }
         match (read.and_then(wire::read_report), &mut self.lead) {
-            (Some(report), Some(lead)) => lead.report(self.id, now, report),
+            (Some(report), Some(lead)) => lead.report(self.reporter, now, report),
             _ => count(&self.shown.counters.lines_refused, 1),
         }
     }
@@ -385,7 +391,8 @@ impl Member {
         }
         self.reported = now;
         self.window += 1;
-        let from = From { process: self.id, incarnation: self.incarnation, window: self.window };
+        let from =
+            From { process: self.reporter, incarnation: self.incarnation, window: self.window };
         let line = Bytes::from(wire::line(&wire::report(from, self.clock.wall_ms(), &report)));
         let bucket = self.id % CHANNELS;
         let transport = self.fleet.transport.clone();
@@ -436,6 +443,11 @@ impl Member {
         .await;
         count(&self.shown.counters.transport_errors, usize::from(out.is_err()));
         out
+    }
+
+    /// As whom it reports.
+    pub(super) fn reporter(&self) -> u64 {
+        self.reporter
     }
 
     /// How often, what and where to report.

@@ -41,6 +41,7 @@ mod budget;
 mod lead;
 mod member;
 mod metered;
+mod region;
 mod transport;
 mod words;
 
@@ -49,13 +50,14 @@ pub use transport::{ThroughStore, Transport};
 use super::group::Group;
 use super::local::{Handle, Local};
 use super::order::Order;
-use super::stats::{Counters, FeedStats};
+use super::stats::{Counters, FeedStats, Numbers};
 use super::wire::{self, Message};
 use crate::Ceiling;
 use crate::engine::control::aggregate;
 use crate::engine::control::fleet::FleetList;
 use crate::engine::control::follow::{Caps, Follower};
 use crate::engine::control::merge::Report;
+use crate::engine::control::salt::{fnv1a_64, mix};
 use crate::engine::control::treat;
 use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Result};
@@ -67,9 +69,10 @@ use bytes::Bytes;
 use member::Member;
 use metered::Metered;
 use parking_lot::Mutex;
+use region::Above;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
 use words::{STORED_FOR, Words};
@@ -100,6 +103,7 @@ pub struct Fleet {
     pub(super) lead: bool,
     pub(super) report: bool,
     pub(super) obey: bool,
+    above: Option<Arc<Above>>,
 }
 
 impl Fleet {
@@ -126,6 +130,7 @@ impl Fleet {
             lead: true,
             report: true,
             obey: true,
+            above: None,
         }
     }
 
@@ -180,7 +185,35 @@ impl Fleet {
         self
     }
 
+    /// This fleet is one region of a larger one. Whoever leads the region joins `above` for it: all
+    /// that the region asks for is one report there, and the list from there goes before what the
+    /// region has found, on the region's own list. So every process meets its own region's store
+    /// only. `name` tells the regions apart.
+    ///
+    /// The two thresholds are apart. Among three regions and more, one alone counts for half of
+    /// the threshold above, so that of a region is best no higher than that.
+    ///
+    /// # Example
+    /// ```
+    /// # use heatsink::{Heatsink, store::MemoryStore, feed::Fleet};
+    /// # let (regional, global) = (MemoryStore::new(8), MemoryStore::new(8));
+    /// # let rt = tokio::runtime::Runtime::new().unwrap();
+    /// # let _in = rt.enter();
+    /// # let hs = Heatsink::new(regional.clone())?;
+    /// let all = Fleet::over(global)?.prefix("hs:feed:all:").promote_at(2_000.0);
+    /// let europe = Fleet::over(regional)?.promote_at(1_000.0).within("europe", all);
+    /// let member = hs.join_fleet(europe)?;
+    /// # Ok::<(), heatsink::Error>(())
+    /// ```
+    pub fn within(mut self, name: &str, above: Fleet) -> Fleet {
+        // Any language can hold 53 bits.
+        let reporter = mix(fnv1a_64(name.as_bytes())) >> 11;
+        self.above = Some(Arc::new(Above { fleet: above, reporter }));
+        self
+    }
+
     pub(super) fn check(&self) -> Result<()> {
+        self.above.as_ref().map_or(Ok(()), |above| above.fleet.check())?;
         let wrong = if !self.promote_at.is_finite() || self.promote_at <= 0.0 {
             "Fleet::promote_at must be above zero"
         } else if self.ttl < Duration::from_secs(3) || self.ttl > self.caps.ttl_max {
@@ -231,7 +264,7 @@ impl Shown {
         }
     }
 
-    fn stats(&self) -> FeedStats {
+    fn stats(&self, local: &dyn Local) -> FeedStats {
         let follower = self.follower.lock();
         let (reports, reporters) = *self.reports.lock();
         FeedStats {
@@ -239,6 +272,7 @@ impl Shown {
             lists: follower.counts(),
             reports,
             reporters: reporters as u64,
+            unobeyed: local.unobeyed(),
             ..self.counters.read()
         }
     }
@@ -250,6 +284,16 @@ pub struct Membership {
     shown: Arc<Shown>,
     local: Arc<dyn Local>,
     fleet: Fleet,
+    /// Lives as long as the membership does.
+    _told: Arc<Told>,
+}
+
+struct Told(Arc<Shown>, Weak<dyn Local>);
+
+impl Numbers for Told {
+    fn numbers(&self) -> FeedStats {
+        self.1.upgrade().map(|local| self.0.stats(&*local)).unwrap_or_default()
+    }
 }
 
 impl Membership {
@@ -262,7 +306,7 @@ impl Membership {
     /// Plain numbers about it.
     #[must_use]
     pub fn stats(&self) -> FeedStats {
-        FeedStats { unobeyed: self.local.unobeyed(), ..self.shown.stats() }
+        self.shown.stats(&*self.local)
     }
 
     /// Orders something in the whole fleet: every process obeys as soon as the aggregator has put
@@ -328,7 +372,7 @@ impl Heatsink {
         fleet.check()?;
         let shared = self.shared();
         let local = Arc::new(Handle::new(shared, fleet.report, fleet.obey)?);
-        Ok(start(fleet, local, shared.runtime.clone(), shared.roll()))
+        Ok(start(fleet, local, shared.runtime.clone(), shared.roll(), None))
     }
 }
 
@@ -337,20 +381,25 @@ fn start(
     local: Arc<dyn Local>,
     runtime: Arc<dyn Runtime>,
     roll: u64,
+    reporter: Option<u64>,
 ) -> Membership {
     let shown = Arc::new(Shown::new(fleet.caps));
     fleet.transport = Arc::new(Metered { inner: fleet.transport, shown: shown.clone() });
     // Any language can hold 53 bits.
     let (id, own) = (roll >> 11, fleet.clone());
-    let member = Member::new(fleet, local.clone(), runtime.clone(), shown.clone(), id);
+    let ids = (id, reporter.unwrap_or(id));
+    let member = Member::new(fleet, local.clone(), runtime.clone(), shown.clone(), ids);
     runtime.spawn(Box::pin(member.run()));
-    Membership { shown, local, fleet: own }
+    let told = Arc::new(Told(shown.clone(), Arc::downgrade(&local)));
+    let numbers: Weak<Told> = Arc::downgrade(&told);
+    local.is_told_by(numbers);
+    Membership { shown, local, fleet: own, _told: told }
 }
 
 /// A host's serving process as the relay of its siblings.
 pub(super) fn relay(group: &Arc<Group>, local: &Arc<dyn Local>, fleet: Fleet) -> Membership {
     let relay = Arc::new(Relay { group: group.clone(), local: local.clone() });
-    start(fleet, relay, runtime::ambient(), runtime::wall_seed())
+    start(fleet, relay, runtime::ambient(), runtime::wall_seed(), None)
 }
 
 struct Relay {
