@@ -100,6 +100,7 @@ fn publish_feed(feed: &crate::feed::FeedStats) {
     gauge!("heatsink_feed_delay_seconds").set(feed.delay.as_secs_f64());
     gauge!("heatsink_feed_applied_in_seconds").set(feed.applied_in.as_secs_f64());
     gauge!("heatsink_feed_unobeyed").set(feed.unobeyed as f64);
+    counter!("heatsink_feed_keys_too_long_total").absolute(feed.keys_too_long);
     counter!("heatsink_feed_lists_applied_total").absolute(feed.lists.applied);
     counter!("heatsink_feed_lists_expired_total").absolute(feed.lists.expired);
     counter!("heatsink_feed_entries_skipped_total").absolute(feed.lists.skipped);

@@ -53,6 +53,8 @@ pub struct Explanation {
     pub shard: Option<u32>,
     /// Over which slots it is spread, for a salted counter.
     pub salting: Option<Salting>,
+    /// What was decided of it by its traffic in the last hour, how long ago and why, oldest first.
+    pub decided: Vec<(Duration, String)>,
 }
 
 /// One line of the table.
@@ -71,6 +73,9 @@ impl fmt::Display for Explanation {
         self.write_state(f)?;
         if let Some(salting) = &self.salting {
             fact(f, "slots", format_args!("{salting}"))?;
+        }
+        for (ago, what) in &self.decided {
+            fact(f, "decided", format_args!("{} s ago: {what}", ago.as_secs()))?;
         }
         let Some(hot) = &self.hot else { return Ok(()) };
         for advice in [hot.reads_advice, hot.writes_advice].into_iter().flatten() {

@@ -26,6 +26,11 @@ pub(crate) trait Local: Send + Sync + 'static {
     /// What was asked for since the last report. `None` without a reporter, or when all is over.
     fn take_report(&self, now: Tick, floor_per_sec: f64) -> Option<Report>;
 
+    /// Keys that were left out of reports for their length.
+    fn too_long(&self) -> u64 {
+        0
+    }
+
     /// This list is in force from now on, or none.
     fn apply(&self, list: Option<&Arc<FleetList>>);
 
@@ -88,6 +93,10 @@ impl Handle {
 impl Local for Handle {
     fn clock(&self) -> Clock {
         self.clock.clone()
+    }
+
+    fn too_long(&self) -> u64 {
+        self.shared.upgrade().map_or(0, |shared| shared.steering.lock().too_long())
     }
 
     fn take_report(&self, now: Tick, floor_per_sec: f64) -> Option<Report> {

@@ -73,6 +73,7 @@ impl Node {
             reports,
             reporters: reporters as u64,
             unobeyed: self.local.unobeyed(),
+            keys_too_long: self.local.too_long(),
             ..self.counters.read()
         }
     }

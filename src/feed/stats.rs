@@ -48,6 +48,9 @@ pub struct FeedStats {
     /// Keys of the list in force whose treatment this process is not set up for: slots without
     /// [`Salt`](crate::Salt), and copies, which are always of a process's own making.
     pub unobeyed: u64,
+    /// Keys that this process left out of its reports for their length alone, each as often as it
+    /// did: from 128 bytes on, a key is known beyond its process only when an operator names it.
+    pub keys_too_long: u64,
 }
 
 impl fmt::Display for FeedStats {

@@ -17,21 +17,19 @@
 
 use super::super::time::Tick;
 use super::fleet::FleetKey;
+use super::history::{Decided, History};
 use super::hotlist::Rule;
 use super::hysteresis::{Band, Switch};
 use super::merge::{Limits, Merge, Merged, Refused, Report, ReportKey};
 use super::orders::{Orders, Treat};
 use super::treat::{self, Class, Rates, Situation, Treatment};
 use crate::key::Key;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-/// Decisions that are remembered, for at most [`HISTORY`].
+/// Decisions that are remembered.
 pub const HISTORY_MAX: usize = 4_096;
-
-/// How long a decision is remembered.
-pub const HISTORY: Duration = Duration::from_secs(3_600);
 
 /// How a group decides.
 #[derive(Clone, Debug)]
@@ -132,17 +130,6 @@ pub struct Counts {
     pub full: u64,
 }
 
-/// A decision, and why.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Decided {
-    /// When.
-    pub at: Tick,
-    /// About which key.
-    pub key: Key,
-    /// What, and why, for people.
-    pub what: String,
-}
-
 #[derive(Clone, Debug)]
 struct Reporter {
     incarnation: u64,
@@ -171,7 +158,7 @@ pub struct Aggregator {
     due: Option<Tick>,
     version: u64,
     counts: Counts,
-    history: VecDeque<Decided>,
+    history: History,
 }
 
 impl Aggregator {
@@ -190,7 +177,7 @@ impl Aggregator {
             due: None,
             version: 0,
             counts: Counts::default(),
-            history: VecDeque::new(),
+            history: History::new(HISTORY_MAX),
         }
     }
 
@@ -374,11 +361,7 @@ impl Aggregator {
 
     /// Remembers what was decided elsewhere, for those who ask why.
     pub fn note(&mut self, at: Tick, key: Key, what: String) {
-        let old = |d: &Decided| at.since(d.at) > HISTORY;
-        while self.history.len() >= HISTORY_MAX || self.history.front().is_some_and(old) {
-            self.history.pop_front();
-        }
-        self.history.push_back(Decided { at, key, what });
+        self.history.note(at, key, what);
     }
 
     /// Raised by every change of a verdict.
@@ -453,7 +436,7 @@ impl Aggregator {
 
     /// What was decided in the last hour, oldest first.
     pub fn history(&self, now: Tick) -> impl Iterator<Item = &Decided> {
-        self.history.iter().filter(move |d| now.since(d.at) <= HISTORY)
+        self.history.recent(now)
     }
 
     fn band(&self) -> Band {

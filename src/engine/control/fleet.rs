@@ -136,7 +136,7 @@ pub struct Heartbeat {
     pub floor_per_sec: f64,
     /// Reports are to be left in the store: nobody hears them.
     pub reports_stored: bool,
-    /// Over how many channels reports and the list are spread.
+    /// Over how many channels reports are spread.
     pub channels: u64,
 }
 

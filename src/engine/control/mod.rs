@@ -33,6 +33,7 @@ pub mod detect;
 pub mod fed;
 pub mod fleet;
 pub mod follow;
+pub mod history;
 pub mod hotlist;
 pub mod hysteresis;
 mod index;

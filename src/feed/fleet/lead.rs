@@ -28,7 +28,7 @@ const EACH_PER_SEC: u32 = 500;
 const BYTES_PER_SEC: f64 = 8.0 * 1024.0 * 1024.0;
 
 /// Signs of life of all processes that are asked for nothing, a second.
-const QUIET_PER_SEC: u32 = 8;
+const QUIET_PER_SEC: u32 = 3;
 
 /// The reports that are left in the store are looked for in every so many intervals only, where
 /// none were found the last time and every report can be heard.
@@ -279,13 +279,13 @@ impl Lead {
             let pause = line.len() as f64 * f64::from(reporters) / BYTES_PER_SEC;
             self.push_due = now.after(Duration::from_secs_f64(pause.min(600.0)));
             member.take_up(self.list.clone());
-            publish(member, self.channels, &line).await;
+            publish(member, &line).await;
         }
         let wall = member.clock.wall_ms();
         let _ = member.shown.follower.lock().handle_heartbeat(member.clock.now(), wall, &beat);
         member.shown.counters.heard_canary(wall, self.canary_ms, beat.ttl);
         member.take_terms(&beat);
-        publish(member, self.channels, &member.lease_line(&beat)).await;
+        publish(member, &member.lease_line(&beat)).await;
         Some(self)
     }
 
@@ -293,7 +293,7 @@ impl Lead {
         self.subs.iter().take(self.channels as usize).all(Inbox::is_open)
     }
 
-    /// A large fleet meets on more channels. Whoever is on another one looks at the lease.
+    /// A large fleet reports on more channels.
     async fn spread(&mut self, member: &Member, reporters: u32) {
         let channels = match reporters {
             0..32 => 1,
@@ -343,10 +343,7 @@ fn is_mine(lease: &[u8], beat: &Heartbeat) -> bool {
     })
 }
 
-async fn publish(member: &Member, channels: u64, line: &[u8]) {
-    let line = Bytes::copy_from_slice(line);
-    for bucket in 0..channels {
-        let channel = member.fleet.name(&format!("push.{bucket}"));
-        let _ = member.call(member.fleet.transport.publish(channel, line.clone())).await;
-    }
+async fn publish(member: &Member, line: &[u8]) {
+    let (channel, line) = (member.fleet.name("push"), Bytes::copy_from_slice(line));
+    let _ = member.call(member.fleet.transport.publish(channel, line)).await;
 }

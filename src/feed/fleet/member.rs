@@ -34,8 +34,7 @@ const PATIENCE: Duration = Duration::from_millis(700);
 /// Between two attempts to subscribe.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Channels for reports in a large fleet, and as many for the list: each has a hash slot of its
-/// own. A small one has one for each.
+/// Channels for reports in a large fleet: each has a hash slot of its own. A small one has one.
 pub(super) const CHANNELS: u64 = 4;
 
 /// A lease that has not moved for this many intervals is nobody's.
@@ -51,7 +50,7 @@ const IDLE_WINDOWS: u32 = 4;
 const CANARY_WINDOWS: u32 = 2;
 
 /// Between two signs of life of a process that is asked for nothing, at most.
-pub(super) const QUIET_MAX: Duration = Duration::from_secs(120);
+pub(super) const QUIET_MAX: Duration = Duration::from_secs(400);
 
 /// Reporters of one bucket that cannot publish.
 pub(super) const STORED_MAX: usize = 1_024;
@@ -197,7 +196,7 @@ impl Member {
         // What an aggregator would hear there is its own.
         if self.lead.is_none() && !self.push.is_open() && self.subscribe_due <= now {
             self.subscribe_due = now.after(RETRY);
-            let channel = self.fleet.name(&format!("push.{}", self.id % self.channels));
+            let channel = self.fleet.name("push");
             let transport = self.fleet.transport.clone();
             let sub = self.call(transport.subscribe(channel)).await.ok();
             self.push.set(sub);
@@ -456,17 +455,7 @@ impl Member {
         self.report_every = beat.report_every.clamp(least, most);
         self.quiet_every = beat.quiet_every.clamp(self.report_every, QUIET_MAX);
         (self.floor_per_sec, self.reports_stored) = (beat.floor_per_sec, beat.reports_stored);
-        self.move_to(beat.channels);
-    }
-
-    /// Hears the list on the channel that is this member's among so many.
-    fn move_to(&mut self, channels: u64) {
-        let channels = channels.clamp(1, CHANNELS);
-        if self.id % channels != self.id % self.channels {
-            self.push.set(None);
-            self.subscribe_due = self.clock.now();
-        }
-        self.channels = channels;
+        self.channels = beat.channels.clamp(1, CHANNELS);
     }
 
     pub(super) fn lease_line(&self, beat: &Heartbeat) -> Vec<u8> {

@@ -273,6 +273,7 @@ impl Shown {
             reports,
             reporters: reporters as u64,
             unobeyed: local.unobeyed(),
+            keys_too_long: local.too_long(),
             ..self.counters.read()
         }
     }
