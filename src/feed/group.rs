@@ -28,6 +28,9 @@ const BEAT_PER_FOLLOWER: Duration = Duration::from_millis(100);
 /// Between two heartbeats, at most. Who has ended is told by the kernel at once.
 const BEAT_MAX: Duration = Duration::from_secs(2);
 
+/// What the last relay had heard from the fleet holds for so long, until the next one hears from it.
+const INHERITED: Duration = Duration::from_secs(10);
+
 /// A sibling that is asked for nothing says so this often.
 const QUIET_EVERY: Duration = Duration::from_secs(10);
 
@@ -69,6 +72,8 @@ struct State {
     /// The fleet's list, where this process is its host's relay, and what it wants to hear of.
     upstream: Option<Arc<FleetList>>,
     floor_above: Option<f64>,
+    /// Until then the list is the one that the last relay left behind.
+    inherited_until: Option<Tick>,
     /// The versions of the aggregator and of the list that was made of it.
     made_of: u64,
     version: u64,
@@ -100,15 +105,17 @@ impl Group {
         issuer: u64,
         inherited: Option<&FleetList>,
         seen: Option<Edition>,
+        relay: bool,
     ) -> Group {
         let (now, wall) = (local.clock().now(), local.clock().wall_ms());
         let mut aggregator = Aggregator::new(options.aggregate());
         if let Some(list) = inherited {
-            aggregator.inherit(now, &list.entries, &list.denied);
+            aggregator.inherit(now, list);
         }
         let state = State {
             aggregator,
-            upstream: None,
+            upstream: inherited.filter(|_| relay).map(|list| Arc::new(list.from_above())),
+            inherited_until: relay.then(|| now.after(INHERITED)),
             floor_above: None,
             made_of: u64::MAX,
             version: 0,
@@ -154,7 +161,7 @@ impl Group {
         for (key, what) in news(old.as_deref(), list.as_deref()) {
             state.aggregator.note(at, key, what);
         }
-        state.upstream = list;
+        (state.upstream, state.inherited_until) = (list, None);
         state.changed = true;
     }
 
@@ -197,6 +204,10 @@ impl Group {
             state.canary_ms = wall;
         }
         state.aggregator.handle_timeout(now);
+        if state.inherited_until.is_some_and(|until| until <= now) {
+            state.inherited_until = None;
+            state.changed |= state.upstream.take().is_some();
+        }
         let new = state.changed || state.made_of != state.aggregator.version();
         if new {
             state.changed = false;
@@ -264,14 +275,12 @@ impl Group {
     fn list(&self, state: &State, now: Tick, wall: u64) -> FleetList {
         let (own, denied) = (state.aggregator.entries(now), state.aggregator.denied());
         let most = self.options.caps.entries_max;
-        let (entries, denied) = blend(own, denied, state.upstream.as_deref(), most);
         FleetList {
             issuer: self.issuer,
             edition: Edition { incarnation: self.incarnation, version: state.version },
             ttl: self.options.ttl,
             sent_ms: wall,
-            entries,
-            denied,
+            ..blend(own, denied, state.upstream.as_deref(), most)
         }
     }
 

@@ -14,7 +14,30 @@
 //! - [`Heatsink::serve_feed_with`] with a [`Fleet`]: both; the serving process is the relay of its
 //!   host.
 //!
+//! - [`Fleet::within`]: a fleet that is one region of a larger one. Its aggregator reports to the
+//!   one above, and puts that one's list on its own.
+//!
 //! Nothing of this runs, and nothing is written anywhere, unless it is asked for.
+//!
+//! # What operators say
+//!
+//! An [`Order`] pins a key, sets its treatment (slots, copies, shedding, or how long a value may be
+//! served), or denies it. [`Operator`] and the command `heatsink` give it on a host,
+//! [`Membership::order`] in a process; where the host is part of a fleet it is the whole fleet's,
+//! unless it is said to be the host's alone. A fleet's orders are one document in the store, with a
+//! version; the aggregator reads it and puts what it says on the list. They hold for a day, or as
+//! long as each says, seven days at most, and where a list is in force. A host's own hold until
+//! they are taken back, or the last of its processes has ended.
+//!
+//! In order of precedence: a denial, whoever gave it; what this process's own operator has pinned
+//! or scheduled ([`Control`](crate::Control)); the host's orders; the fleet's; what the fleet has
+//! found, then the host, then the process. A process does only what it is set up for: slots need
+//! [`Builder::salt`](crate::Builder::salt), shedding [`Builder::admission`](crate::Builder::admission),
+//! and copies are always of its own making; what it leaves undone is counted in
+//! [`FeedStats::unobeyed`].
+//!
+//! Lists of keys that are known beforehand come from a file or the store and are taken up again
+//! when they change: [`Heatsink::follow_known`].
 //!
 //! # What is on the wire
 //!
@@ -24,8 +47,9 @@
 //! `{"hello":{"rates":true}}` for `{"rates":{…}}` once a second, `{"report":{…}}` (or
 //! `{"quiet":[process,incarnation,window,sent_ms]}` when it was asked for nothing), and for each list `{"ack":{…}}` or
 //! `{"nack":{…}}`. Operators' commands go to `admin.sock`: `{"list":{}}`,
-//! `{"explain":{"key":"post:9"}}`, `{"pin":…}`, `{"unpin":…}`, `{"deny":…}`, `{"allow":…}`; each is
-//! answered with `{"ok":…}` or `{"error":"…"}`.
+//! `{"explain":{"key":"post:9"}}`, `{"pin":…}`, `{"unpin":…}`, `{"deny":…}`, `{"allow":…}`,
+//! `{"override":{"key":"likes:9","treatment":"salt","slots":16,"lasts_ms":60000}}`; each is answered
+//! with `{"ok":…}` or `{"error":"…"}`.
 //!
 //! # Who may take part
 //!

@@ -86,6 +86,8 @@ pub(crate) struct List {
     entries: Vec<Entry>,
     #[serde(default)]
     denied: Vec<WireKey>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    denied_above: Vec<WireKey>,
 }
 
 #[derive(Serialize, Deserialize, Debug)]
@@ -112,6 +114,8 @@ struct Entry {
     hot_for_ms: u64,
     #[serde(default)]
     reason: String,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    above: bool,
 }
 
 #[derive(Serialize, Deserialize, Debug)]
@@ -316,6 +320,7 @@ impl Entry {
             reporters: entry.reporters,
             hot_for_ms: ms(entry.hot_for),
             reason: entry.reason.clone(),
+            above: entry.above,
         }
     }
 
@@ -344,6 +349,7 @@ impl Entry {
             reporters: self.reporters,
             hot_for: Duration::from_millis(self.hot_for_ms),
             reason: self.reason,
+            above: self.above,
             ..FleetKey::named(Key::from(self.key.0), rule, Treatment::Near)
         })
     }
@@ -359,6 +365,7 @@ impl List {
             sent_ms: list.sent_ms,
             entries: list.entries.iter().map(Entry::of).collect(),
             denied: list.denied.iter().map(|key| WireKey(key.to_vec())).collect(),
+            denied_above: list.denied_above.iter().map(|key| WireKey(key.to_vec())).collect(),
         }
     }
 
@@ -378,6 +385,7 @@ impl List {
             sent_ms: self.sent_ms,
             entries,
             denied: self.denied.into_iter().map(|key| Key::from(key.0)).collect(),
+            denied_above: self.denied_above.into_iter().map(|key| Key::from(key.0)).collect(),
         };
         (list, skipped)
     }
@@ -563,6 +571,7 @@ mod tests {
     fn a_list_reads_back_as_it_was_written() {
         let mut near = FleetKey::named(Key::from("post:\"9\"\n"), Rule::Detected, Treatment::Near);
         near.reason = "160/s ± 22/s".into();
+        near.above = true;
         near.ttl = Some(Duration::from_millis(700));
         near.advice = Some(Treatment::Copies { copies: 3 });
         let salt = Treatment::Salt { slots: 16 };
@@ -574,6 +583,7 @@ mod tests {
             sent_ms: 10,
             entries: vec![near, odd],
             denied: vec![Key::from("no")],
+            denied_above: vec![Key::from("no")],
         };
         let line = line(&Message::List(List::of(&list)));
         assert_eq!(line.iter().filter(|b| **b == b'\n').count(), 1, "one line");

@@ -16,7 +16,7 @@
 //! that they are told ([`Aggregator::floor_per_sec`]) add up to half of the threshold.
 
 use super::super::time::Tick;
-use super::fleet::FleetKey;
+use super::fleet::{FleetKey, FleetList};
 use super::history::{Decided, History};
 use super::hotlist::Rule;
 use super::hysteresis::{Band, Switch};
@@ -182,16 +182,11 @@ impl Aggregator {
     }
 
     /// Goes on where another issuer stopped: what its last list held is hot until this one knows
-    /// better.
-    pub fn inherit<'a>(
-        &mut self,
-        now: Tick,
-        entries: impl IntoIterator<Item = &'a FleetKey>,
-        denied: &[Key],
-    ) {
-        for entry in entries {
+    /// better. What operators of the group above have ordered is that group's to say.
+    pub fn inherit(&mut self, now: Tick, list: &FleetList) {
+        for entry in &list.entries {
             let since = now.before(entry.hot_for);
-            if entry.rule == Rule::Pinned {
+            if entry.rule == Rule::Pinned && !entry.above {
                 let treatment = entry.treatment.unwrap_or(Treatment::Near);
                 let order = Treat { treatment, ttl: entry.ttl, since, until: None };
                 self.orders.treat(entry.key.clone(), order);
@@ -200,7 +195,7 @@ impl Aggregator {
                 self.hot.insert(entry.key.clone(), Hot::new(since, read_hot));
             }
         }
-        for key in denied {
+        for key in list.denied.iter().filter(|key| !list.denied_above.contains(key)) {
             self.orders.deny(key.clone(), None);
         }
         self.version += 1;
@@ -673,8 +668,14 @@ mod tests {
         first.pin(at(0), "p".into());
         first.deny(at(0), "d".into(), None);
         let mut next = group(100.0);
-        next.inherit(at(100), &first.entries(at(100)), &first.denied());
-        assert_eq!((keys(&next), next.denied()), (keys(&first), first.denied()));
+        let mut list = FleetList { entries: first.entries(at(100)), ..FleetList::default() };
+        list.denied = vec!["d".into(), "x".into()];
+        list.denied_above = vec!["x".into()];
+        let pin = FleetKey::named("q".into(), Rule::Pinned, Treatment::Salt { slots: 8 });
+        list.entries.push(FleetKey { above: true, ..pin });
+        next.inherit(at(100), &list);
+        assert_eq!(next.denied(), first.denied());
+        assert!(next.orders.get(&"q".into()).is_none() && keys(&next).contains(&"q".into()));
         next.handle_report(at(100), from(7, 1), report(&[])).unwrap();
         for ms in (100..10_000).step_by(100) {
             next.handle_timeout(at(ms));

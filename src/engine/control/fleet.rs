@@ -46,6 +46,8 @@ pub struct FleetKey {
     pub hot_for: Duration,
     /// Why, for people.
     pub reason: String,
+    /// Whether the group above has said so: the fleet of a host, the whole of a region.
+    pub above: bool,
 }
 
 impl FleetKey {
@@ -66,6 +68,7 @@ impl FleetKey {
             reporters: 0,
             hot_for: Duration::ZERO,
             reason: String::new(),
+            above: false,
         }
     }
 
@@ -102,9 +105,22 @@ pub struct FleetList {
     pub entries: Vec<FleetKey>,
     /// Keys that no process may treat.
     pub denied: Vec<Key>,
+    /// Those of them that the group above denies.
+    pub denied_above: Vec<Key>,
 }
 
 impl FleetList {
+    /// What of it the group above has said.
+    #[must_use]
+    pub fn from_above(&self) -> FleetList {
+        FleetList {
+            entries: self.entries.iter().filter(|e| e.above).cloned().collect(),
+            denied: self.denied_above.clone(),
+            denied_above: Vec::new(),
+            ..*self
+        }
+    }
+
     /// The entry of `key`.
     #[must_use]
     pub fn get(&self, key: impl AsRef<[u8]>) -> Option<&FleetKey> {

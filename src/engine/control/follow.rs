@@ -308,7 +308,14 @@ impl Follower {
             }
         }
         let long = |key: &Key| key.len() > caps.key_bytes_max;
-        if list.denied.iter().any(long) { Err(Refusal::KeyTooLong) } else { Ok(()) }
+        if list.denied_above.len() > caps.entries_max {
+            return Err(Refusal::TooManyEntries);
+        }
+        if list.denied.iter().chain(&list.denied_above).any(long) {
+            Err(Refusal::KeyTooLong)
+        } else {
+            Ok(())
+        }
     }
 
     fn without_what_we_cannot_do(&mut self, mut list: FleetList) -> FleetList {
@@ -351,6 +358,7 @@ mod tests {
             sent_ms: WALL,
             entries: keys.iter().map(near).collect(),
             denied: Vec::new(),
+            ..FleetList::default()
         }
     }
 

@@ -63,6 +63,8 @@ pub(super) struct Lead {
     interval: Duration,
     /// Where this fleet is one region of another.
     region: Option<Region>,
+    /// What the region's last aggregator had heard from above, and until when that holds.
+    inherited: Option<(FleetList, Tick)>,
 }
 
 impl Lead {
@@ -76,7 +78,7 @@ impl Lead {
         let now = member.clock.now();
         let mut aggregator = Aggregator::new(member.fleet.aggregate());
         if let Some(list) = inherited {
-            aggregator.inherit(now, &list.entries, &list.denied);
+            aggregator.inherit(now, list);
         }
         Lead {
             incarnation,
@@ -99,6 +101,7 @@ impl Lead {
             list: FleetList::default(),
             interval: member.fleet.interval,
             region,
+            inherited: inherited.map(|list| (list.from_above(), now.after(member.fleet.ttl))),
         }
     }
 
@@ -141,6 +144,9 @@ impl Lead {
         }
         self.aggregator.handle_timeout(now);
         *member.shown.reports.lock() = (self.aggregator.counts(), self.aggregator.reporters());
+        if self.inherited.take_if(|(_, until)| *until <= now).is_some() {
+            self.made_of = u64::MAX;
+        }
         let changed = self.push_due <= now
             && (self.made_of != self.aggregator.version()
                 || self.region.as_ref().is_some_and(Region::take_change));
@@ -231,16 +237,16 @@ impl Lead {
             self.made_of = self.aggregator.version();
             self.version += 1;
             let (own, denied) = (self.aggregator.entries(now), self.aggregator.denied());
-            let above = self.region.as_ref().and_then(Region::list);
+            let above = self.region.as_ref().map(Region::list);
+            let left_behind = self.inherited.as_ref().map(|(list, _)| list);
+            let above = above.as_ref().and_then(|list| list.as_deref().or(left_behind));
             let most = member.fleet.caps.entries_max;
-            let (entries, denied) = blend(own, denied, above.as_deref(), most);
             self.list = FleetList {
                 issuer: member.id,
                 edition: Edition { incarnation: self.incarnation, version: self.version },
                 ttl: member.fleet.ttl.max(6 * self.interval),
                 sent_ms: wall,
-                entries,
-                denied,
+                ..blend(own, denied, above, most)
             };
         }
         let beat = Heartbeat {
