@@ -255,18 +255,22 @@ pub fn read_line(line: &[u8]) -> std::result::Result<Option<FleetList>, Refusal>
     use wire::Message;
     Ok(match wire::read(line)? {
         Message::List(list) | Message::Rates(list) => Some(list.read().0),
-        Message::Report(report) => {
-            let (from, _, report) = report.read();
-            let options = Options::new().aggregate();
-            let mut group = crate::engine::control::aggregate::Aggregator::new(options);
-            let _ = group.handle_report(Tick(1), from, report);
-            None
-        }
         Message::Beat(beat) => {
             let _ = Follower::new(Caps::default()).handle_heartbeat(Tick(1), 1, &beat.read());
             None
         }
-        _ => None,
+        Message::Lease(lease) => {
+            let _ = Follower::new(Caps::default()).handle_heartbeat(Tick(1), 1, &lease.read());
+            None
+        }
+        other => {
+            if let Some((from, _, report)) = wire::read_report(other) {
+                let options = Options::new().aggregate();
+                let mut group = crate::engine::control::aggregate::Aggregator::new(options);
+                let _ = group.handle_report(Tick(1), from, report);
+            }
+            None
+        }
     })
 }
 

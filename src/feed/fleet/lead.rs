@@ -34,6 +34,9 @@ const QUIET_PER_SEC: u32 = 3;
 /// none were found the last time and every report can be heard.
 const STORED_INTERVALS: u32 = 4;
 
+/// Between two looks at the store that somebody asks for.
+const LOOK_LEAST: Duration = Duration::from_millis(200);
+
 /// Who cannot renew for this many intervals does not lead.
 const UNPROVEN_INTERVALS: u32 = 3;
 
@@ -47,6 +50,7 @@ pub(super) struct Lead {
     turn: usize,
     subscribe_due: Tick,
     stored_due: Tick,
+    looked: Tick,
     /// Reports were found in the store the last time.
     stored: bool,
     /// The version of the operators' orders that are on the list.
@@ -88,6 +92,7 @@ impl Lead {
             turn: 0,
             subscribe_due: now,
             stored_due: now,
+            looked: Tick::ZERO,
             stored: false,
             ordered: None,
             lease,
@@ -137,6 +142,7 @@ impl Lead {
             self.subscribe(member).await;
         }
         if self.stored_due <= now {
+            self.looked = now;
             self.read_stored(member).await;
             let seldom = !self.stored && self.hears_all();
             let pause = self.interval * if seldom { STORED_INTERVALS } else { 1 };
@@ -167,9 +173,10 @@ impl Lead {
         }
     }
 
-    /// Something has been put into the store: not to be waited for.
-    pub(super) fn look_now(&mut self, now: Tick) {
-        self.stored_due = now;
+    /// Something has been put into the store: not to be waited for. Whoever says so all the time
+    /// has it read five times a second.
+    pub(super) fn look_now(&mut self) {
+        self.stored_due = self.stored_due.min(self.looked.after(LOOK_LEAST));
     }
 
     /// What operators have ordered, from here on.

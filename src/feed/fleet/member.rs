@@ -358,7 +358,7 @@ impl Member {
         let now = self.clock.now();
         let read = if line.len() > REPORT_LINE_MAX { None } else { wire::read(line).ok() };
         if let (Some(Message::Ordered(_)), Some(lead)) = (&read, &mut self.lead) {
-            lead.look_now(now);
+            lead.look_now();
             return;
         }
         match (read.and_then(wire::read_report), &mut self.lead) {
