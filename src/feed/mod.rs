@@ -45,8 +45,8 @@
 //! changed, `{"beat":{…}}` when it connects and when the terms on it change, and otherwise every 0.5
 //! to 2 s `{"stands":[incarnation,version,sent_ms,canary_ms]}`. It may send
 //! `{"hello":{"rates":true}}` for `{"rates":{…}}` once a second, `{"report":{…}}` (or
-//! `{"quiet":[process,incarnation,window,sent_ms]}` when it was asked for nothing), and for each list `{"ack":{…}}` or
-//! `{"nack":{…}}`. Operators' commands go to `admin.sock`: `{"list":{}}`,
+//! `{"quiet":[process,incarnation,window,sent_ms]}` when it was asked for nothing), and for each
+//! list `{"ack":{…}}` or `{"nack":{…}}`. Operators' commands go to `admin.sock`: `{"list":{}}`,
 //! `{"explain":{"key":"post:9"}}`, `{"pin":…}`, `{"unpin":…}`, `{"deny":…}`, `{"allow":…}`,
 //! `{"override":{"key":"likes:9","treatment":"salt","slots":16,"lasts_ms":60000}}`; each is answered
 //! with `{"ok":…}` or `{"error":"…"}`.

@@ -18,23 +18,37 @@
 //! | reporters | 1 | 100 | 1,000 |
 //! | interval | 0.5 s | 0.5 s | 2 s |
 //! | reports: published + delivered | 2 + 2 | 200 + 200 | 500 + 500 |
-//! | heartbeats: published + delivered | 2 + 2 | 8 + 200 | 2 + 500 |
+//! | heartbeats: published + delivered | 2 + 0 | 2 + 198 | 0.5 + 500 |
 //! | lease renewed | 2 | 2 | 0.5 |
-//! | who could not publish: 4 buckets read | 8 | 8 | 2 |
-//! | all channels and keys together | 18 | 618 | 1,505 |
-//! | the busiest key or channel | 4 | 100 | 250 |
+//! | operators' orders, and who could not publish: 5 keys read | 2.5 | 2.5 | 0.6 |
+//! | all channels and keys together | 11 | 605 | 1,501 |
+//! | the busiest key or channel | 4 | 200 | 500 |
 //!
-//! 1 % of a Redis shard is 1,000 operations a second. Channels (from 64 reporters on 4 for reports
-//! and 4 for the list, else one of each) and keys each have a hash slot of their own, so on a cluster of two nodes and more no shard is above
-//! it; one node that serves 20,000 processes alone spends 1.5 %. The list itself is pushed when a
-//! verdict changes only, and no sooner after the last one than its bytes times `R` make 8 MiB a second: 20 keys (5 KiB)
-//! at once, and 4,096 keys (1 MiB) to 1,000 hosts every two minutes; what changes within is
-//! conflated. Each process sends and hears less than 1 KiB/s while nothing is hot. Invalidations
-//! are not sent through this feed yet; announced for keys of the list only, they will cost what
-//! those keys' writes do, one delivery for each host.
+//! 1 % of a Redis shard is 1,000 operations a second. Channels (from 64 reporters on 4 for reports,
+//! else one, and one for the list) and keys each have a hash slot of their own, so on a cluster of
+//! two nodes and more no shard is above it; one node that serves 20,000 processes alone spends
+//! 1.5 %. The list itself is pushed when a verdict changes only, and no sooner after the last one
+//! than its bytes times `R` make 8 MiB a second: 20 keys (5 KiB) at once, and 4,096 keys (1 MiB) to
+//! 1,000 hosts every two minutes; what changes within is conflated. While nothing is asked for, each
+//! process of a fleet of any size, its aggregator included, sends and hears less than 1 KiB/s.
 //!
-//! A simulation in `fleet/budget.rs` counts the same with 1, 100 and 1,000 relays: 18, 618 and
-//! 1,505 operations a second in all, 4, 108 and 253 at the busiest name.
+//! A simulation counts the same with 1, 100 and 1,000 relays:
+//! `cargo test --release --features feed,testing --lib feed::fleet::budget -- --nocapture`.
+//!
+//! What else processes tell each other goes past the feed, from each process by itself, and grows
+//! with their number. Operations a second at the busiest name
+//! (`cargo test --release --features feed --test feed budget -- --nocapture`):
+//!
+//! | | 20 processes | 2,000 | 20,000 |
+//! |---|---|---|---|
+//! | registry of salted counters, [`Salt::lease`](crate::Salt::lease) of 2 s | 30 | 3,000 | 30,000 |
+//! | the same, of a minute | 1 | 100 | 1,000 |
+//! | announced writes while nothing is written, [`Invalidations::silence`](crate::Invalidations::silence) of 3 s | 21 | 2,000 | 20,000 |
+//! | the same, of a minute | 1 | 100 | 1,000 |
+//! | each announced write | 21 | 2,001 | 20,001 |
+//!
+//! So from some 600 processes on, 1 % asks for a longer lease and a longer silence, and beyond that
+//! announced writes for a channel on a node that serves nothing else.
 
 #[cfg(test)]
 mod budget;
