@@ -89,7 +89,9 @@ impl Local for Between {
     fn take_report(&self, _: Tick, floor_per_sec: f64) -> Option<Report> {
         let mut state = self.state.lock();
         state.floor_per_sec = Some(floor_per_sec);
-        state.report.take()
+        // Asked again before there is a new one, it is the last one: silence would say that nothing
+        // is asked for any more.
+        state.report.clone()
     }
 
     fn apply(&self, list: Option<&Arc<FleetList>>) {
