@@ -230,8 +230,14 @@ impl Member {
         self.lease.clone_from(&lease);
         if let Some(beat) = lease.as_deref().and_then(read_beat) {
             if beat.issuer == self.id && self.fleet.lead {
-                // An election whose outcome was not known had been won.
-                self.begin_to_lead(beat.edition.incarnation, lease.unwrap_or_default()).await;
+                if beat.edition.version == 0 {
+                    // An election whose outcome was not known had been won.
+                    self.begin_to_lead(beat.edition.incarnation, lease.unwrap_or_default()).await;
+                } else {
+                    // Its own term, which it could not prove any more. The next one begins with a
+                    // number of its own, since the versions begin again.
+                    self.elect(lease, Duration::MAX).await;
+                }
                 return;
             }
             if moved {
