@@ -165,7 +165,11 @@ fn the_feeds_numbers_are_told_too_and_no_key_is_in_a_label() {
         let member = hs.join_fleet(Fleet::over(store).unwrap()).unwrap();
         rt.run_for(Duration::from_secs(4));
         rt.block_on(member.order("user:ada@example.org", Order::pin())).unwrap();
-        rt.run_for(Duration::from_secs(4));
+        // Numbers are told at the end of a window, which needs traffic.
+        for _ in 0..400 {
+            rt.block_on(hs.get("user:ada@example.org")).unwrap();
+            rt.run_for(Duration::from_millis(10));
+        }
         let feed = hs.stats().feed.unwrap();
         assert!(feed.leads && feed.lists.applied > 0, "{feed}");
         drop(member);
