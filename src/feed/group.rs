@@ -103,8 +103,7 @@ impl Group {
         local: &dyn Local,
         options: &Options,
         issuer: u64,
-        inherited: Option<&FleetList>,
-        seen: Option<Edition>,
+        (inherited, seen): (Option<&FleetList>, Option<Edition>),
         relay: bool,
     ) -> Group {
         let (now, wall) = (local.clock().now(), local.clock().wall_ms());

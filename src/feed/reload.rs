@@ -327,7 +327,8 @@ mod tests {
     use crate::store::{MemoryStore, Store};
     use crate::testing::SimRuntime;
 
-    /// Until it is so; a file is looked at by a real thread.
+    /// Until it is so.
+    #[expect(clippy::disallowed_methods, reason = "a file is looked at by a real thread")]
     fn until(what: &str, mut is_so: impl FnMut() -> bool) {
         for _ in 0..500 {
             if is_so() {

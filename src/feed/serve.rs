@@ -39,14 +39,9 @@ pub(super) async fn run(node: &Node) -> io::Result<()> {
         (follower.list().cloned(), follower.seen())
     };
     let local = node.local.clone();
-    let group = Arc::new(Group::new(
-        &*local,
-        &node.options,
-        node.id,
-        inherited.as_deref(),
-        seen,
-        node.fleet.is_some(),
-    ));
+    let relays = node.fleet.is_some();
+    let inherited = (inherited.as_deref(), seen);
+    let group = Arc::new(Group::new(&*local, &node.options, node.id, inherited, relays));
     let mut tasks: JoinSet<()> = JoinSet::new();
     // Followers are tasks of their own; they share what outlives this call only through `group`.
     let shared = Arc::new(Conns::new(node));

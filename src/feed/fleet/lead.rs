@@ -228,12 +228,7 @@ impl Lead {
     async fn issue(mut self, member: &mut Member, changed: bool) -> Option<Lead> {
         let (now, wall) = (member.clock.now(), member.clock.wall_ms());
         let reporters = u32::try_from(self.aggregator.reporters()).unwrap_or(u32::MAX).max(1);
-        let by_size = Duration::from_secs(1) * reporters / EACH_PER_SEC;
-        self.interval = member.fleet.interval.max(by_size);
-        let quiet = Duration::from_secs(1) * reporters / QUIET_PER_SEC;
-        let quiet_every = quiet.clamp(4 * self.interval, QUIET_MAX);
-        let ttl = Duration::from_secs(5).max(4 * self.interval);
-        self.aggregator.set_reporter_ttl(ttl, ttl.max(3 * quiet_every));
+        let quiet_every = self.pace(member.fleet.interval, reporters);
         self.beat_due = now.after(self.interval);
         self.spread(member, reporters).await;
         let floor_above = self.region.as_ref().map(|region| {
@@ -243,18 +238,7 @@ impl Lead {
         if changed {
             self.made_of = self.aggregator.version();
             self.version += 1;
-            let (own, denied) = (self.aggregator.entries(now), self.aggregator.denied());
-            let above = self.region.as_ref().map(Region::list);
-            let left_behind = self.inherited.as_ref().map(|(list, _)| list);
-            let above = above.as_ref().and_then(|list| list.as_deref().or(left_behind));
-            let most = member.fleet.caps.entries_max;
-            self.list = FleetList {
-                issuer: member.id,
-                edition: Edition { incarnation: self.incarnation, version: self.version },
-                ttl: member.fleet.ttl.max(6 * self.interval),
-                sent_ms: wall,
-                ..blend(own, denied, above, most)
-            };
+            self.list = self.list_now(member, now, wall);
         }
         let beat = Heartbeat {
             issuer: member.id,
@@ -300,6 +284,32 @@ impl Lead {
         member.take_terms(&beat);
         publish(member, &member.lease_line(&beat)).await;
         Some(self)
+    }
+
+    /// How often who reports from now on; that of the quiet ones is returned.
+    fn pace(&mut self, least: Duration, reporters: u32) -> Duration {
+        let by_size = Duration::from_secs(1) * reporters / EACH_PER_SEC;
+        self.interval = least.max(by_size);
+        let quiet = Duration::from_secs(1) * reporters / QUIET_PER_SEC;
+        let quiet_every = quiet.clamp(4 * self.interval, QUIET_MAX);
+        let ttl = Duration::from_secs(5).max(4 * self.interval);
+        self.aggregator.set_reporter_ttl(ttl, ttl.max(3 * quiet_every));
+        quiet_every
+    }
+
+    /// What is in force from now on.
+    fn list_now(&self, member: &Member, now: Tick, wall: u64) -> FleetList {
+        let (own, denied) = (self.aggregator.entries(now), self.aggregator.denied());
+        let above = self.region.as_ref().map(Region::list);
+        let left_behind = self.inherited.as_ref().map(|(list, _)| list);
+        let above = above.as_ref().and_then(|list| list.as_deref().or(left_behind));
+        FleetList {
+            issuer: member.id,
+            edition: Edition { incarnation: self.incarnation, version: self.version },
+            ttl: member.fleet.ttl.max(6 * self.interval),
+            sent_ms: wall,
+            ..blend(own, denied, above, member.fleet.caps.entries_max)
+        }
     }
 
     fn hears_all(&self) -> bool {
