@@ -45,7 +45,7 @@
 //! | the same, of a minute | 1 | 100 | 1,000 |
 //! | announced writes while nothing is written, [`Invalidations::silence`](crate::Invalidations::silence) of 3 s | 22 | 2,101 | 21,001 |
 //! | the same, of a minute | 2 | 200 | 2,000 |
-//! | each announced write | 21 | 2,001 | 20,001 |
+//! | each announced write: 1.5 messages | 31 | 3,000 | 30,000 |
 //!
 //! So from some 600 processes on, 1 % asks for a longer lease and a longer silence; and announced
 //! writes, which are delivered to each process, from 10,000 on for a node of their own.
