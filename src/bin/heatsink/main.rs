@@ -115,7 +115,8 @@ fn time(of: &str, text: Option<String>) -> Result<Duration, Stop> {
 /// What an override says.
 fn treatment(how: Option<&str>) -> Result<Treatment, Stop> {
     let wrong = || Stop::Usage("override needs near, salt:SLOTS, copies:N or shed".into());
-    let (name, parts) = how.ok_or_else(wrong)?.split_once(':').unwrap_or((how.unwrap_or(""), ""));
+    let how = how.ok_or_else(wrong)?;
+    let (name, parts) = how.split_once(':').unwrap_or((how, ""));
     Ok(match name {
         "near" if parts.is_empty() => Treatment::Near,
         "shed" if parts.is_empty() => Treatment::Shed,
