@@ -342,8 +342,8 @@ fn slots_and_ages_that_an_operator_orders_are_obeyed_where_they_are_switched_on(
         hs.explain("likes").salting.map_or(1, |s| s.slots)
     };
     let order = |key, order| rt.block_on(all[0].1.order(key, order)).unwrap();
-    for i in 0..2 {
-        rt.block_on(all[i].0.counter("likes").add(1)).unwrap();
+    for (hs, _) in &all[..2] {
+        rt.block_on(hs.counter("likes").add(1)).unwrap();
     }
     order("likes", Order::set(Treatment::Salt { slots: 8 }));
     order("page", Order::set(Treatment::near()).ttl(200 * MS));
