@@ -79,8 +79,45 @@ pub(crate) fn publish(stats: &Stats) {
     if let Some(ratio) = stats.hottest_over_mean_shard {
         gauge!("heatsink_hottest_over_mean_shard").set(ratio);
     }
+    #[cfg(feature = "feed")]
+    if let Some(feed) = &stats.feed {
+        publish_feed(feed);
+    }
     for (shard, loads) in stats.loads_in_flight_by_shard.iter().enumerate() {
         let shard = shard.to_string();
         gauge!("heatsink_loads_in_flight", "shard" => shard).set(*loads as f64);
     }
+}
+
+#[cfg(all(feature = "metrics", feature = "feed"))]
+fn publish_feed(feed: &crate::feed::FeedStats) {
+    use metrics::{counter, gauge};
+    let leads = if feed.leads { 1.0 } else { 0.0 };
+    let in_force = if feed.edition.is_some() { 1.0 } else { 0.0 };
+    gauge!("heatsink_feed_leads").set(leads);
+    gauge!("heatsink_feed_list_in_force").set(in_force);
+    gauge!("heatsink_feed_reporters").set(feed.reporters as f64);
+    gauge!("heatsink_feed_delay_seconds").set(feed.delay.as_secs_f64());
+    gauge!("heatsink_feed_applied_in_seconds").set(feed.applied_in.as_secs_f64());
+    gauge!("heatsink_feed_unobeyed").set(feed.unobeyed as f64);
+    counter!("heatsink_feed_keys_too_long_total").absolute(feed.keys_too_long);
+    counter!("heatsink_feed_lists_applied_total").absolute(feed.lists.applied);
+    counter!("heatsink_feed_lists_expired_total").absolute(feed.lists.expired);
+    counter!("heatsink_feed_entries_skipped_total").absolute(feed.lists.skipped);
+    for (refusal, n) in crate::feed::ALL_REFUSALS.iter().zip(feed.lists.refused) {
+        let why = refusal.to_string();
+        counter!("heatsink_feed_lists_refused_total", "why" => why).absolute(n);
+    }
+    counter!("heatsink_feed_reports_total").absolute(feed.reports.merged);
+    counter!("heatsink_feed_reports_refused_total").absolute(feed.reports.refused);
+    counter!("heatsink_feed_promotions_total").absolute(feed.reports.promotions);
+    counter!("heatsink_feed_demotions_total").absolute(feed.reports.demotions);
+    counter!("heatsink_feed_peers_refused_total").absolute(feed.peers_refused);
+    counter!("heatsink_feed_lines_refused_total").absolute(feed.lines_refused);
+    counter!("heatsink_feed_throttled_total").absolute(feed.throttled);
+    counter!("heatsink_feed_slow_total").absolute(feed.slow);
+    counter!("heatsink_feed_bytes_in_total").absolute(feed.bytes_in);
+    counter!("heatsink_feed_bytes_out_total").absolute(feed.bytes_out);
+    counter!("heatsink_feed_transport_errors_total").absolute(feed.transport_errors);
+    counter!("heatsink_feed_elections_total").absolute(feed.elections);
 }

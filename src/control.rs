@@ -264,10 +264,12 @@ impl Explanation {
         shared.take_samples(&mut steering, now);
         let rule = steering.rule(&owned, hash);
         let detected = steering.explain(hash);
-        let hot = steering.hot_list(now).entries.into_iter().find(|e| e.key == owned);
-        drop(steering);
         let index = shared.index.load();
         let cell = index.find(hash, key);
+        let hot = steering.hot_key(now, &owned, hash, cell.is_some());
+        let of_key = steering.history(now).filter(|d| d.key == owned);
+        let decided = of_key.map(|d| (now.since(d.at), d.what.clone())).collect();
+        drop(steering);
         let cached = cell.and_then(|cell| {
             cell.with(|shown| {
                 let freshness = shown.serve(now, shared.epoch(), None)?;
@@ -292,6 +294,7 @@ impl Explanation {
             writes_active,
             uncacheable_for: until.since(now),
             shard: shared.store.shard_of(key),
+            decided,
         }
     }
 }

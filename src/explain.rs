@@ -56,6 +56,8 @@ pub struct Explanation {
     pub salting: Option<Salting>,
     /// Whether its writes need slots, for a hot counter that may be salted by its traffic.
     pub spread: Option<Spread>,
+    /// What was decided of it by its traffic in the last hour, how long ago and why, oldest first.
+    pub decided: Vec<(Duration, String)>,
 }
 
 /// One line of the table.
@@ -77,6 +79,9 @@ impl fmt::Display for Explanation {
         }
         if let Some(spread) = &self.spread {
             fact(f, "writers", format_args!("{spread}"))?;
+        }
+        for (ago, what) in &self.decided {
+            fact(f, "decided", format_args!("{} s ago: {what}", ago.as_secs()))?;
         }
         let Some(hot) = &self.hot else { return Ok(()) };
         for advice in [hot.reads_advice, hot.writes_advice].into_iter().flatten() {

@@ -27,6 +27,8 @@ use crate::store::{DynStore, Stored};
 use crate::stream::Stream;
 use crate::sync::{ArcSwap, AtomicU64, Mutex, Ordering};
 use ahash::RandomState;
+use arc_swap::ArcSwapOption;
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -79,6 +81,14 @@ pub(crate) struct Shared {
     pub(crate) refused_older: AtomicU64,
     /// Turns of the driver that ended in a panic.
     pub(crate) driver_panics: AtomicU64,
+    /// The feed that this handle takes part in.
+    #[cfg(feature = "feed")]
+    pub(crate) feed: parking_lot::Mutex<Option<std::sync::Weak<dyn crate::feed::Numbers>>>,
+    /// How long values of these keys, by their hash, may be served at most, by the word of the list
+    /// that a feed follows.
+    pub(crate) fed_ttls: ArcSwapOption<BTreeMap<u64, Duration>>,
+    /// The instance has ended; written under the lock of `steering`.
+    pub(crate) ended: std::sync::atomic::AtomicBool,
 }
 
 /// What a loader or the store brought.
@@ -155,6 +165,10 @@ impl Shared {
             refused_full: AtomicU64::new(0),
             refused_older: AtomicU64::new(0),
             driver_panics: AtomicU64::new(0),
+            #[cfg(feature = "feed")]
+            feed: parking_lot::Mutex::default(),
+            fed_ttls: ArcSwapOption::empty(),
+            ended: std::sync::atomic::AtomicBool::new(false),
         }
     }
 
@@ -399,6 +413,8 @@ impl Shared {
         }
         let policy = &self.options.policy;
         let lives = if loaded.uncached { Some(Duration::ZERO) } else { stored.ttl_left };
+        let fed = self.fed_ttls.load().as_ref().and_then(|ttls| ttls.get(&phase).copied());
+        let lives = lives.into_iter().chain(fed).min();
         let ages = policy.ages(started, lives, absent, self.roll());
         let took = self.clock.now().since(started);
         Entry {

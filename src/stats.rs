@@ -90,6 +90,9 @@ pub struct Stats {
     /// The counters' own numbers; the store operations of [`AddStats::batches`] are among
     /// [`writes`](Stats::writes).
     pub adds: AddStats,
+    /// The feed that this handle takes part in, if it does.
+    #[cfg(feature = "feed")]
+    pub feed: Option<crate::feed::FeedStats>,
 }
 
 /// What the driver adds up from samples.
@@ -146,6 +149,10 @@ impl Stats {
         let threshold_per_sec = steering.detector().threshold_per_sec();
         let hottest_over_mean_shard = steering.shards().hottest_over_mean();
         drop(steering);
+        #[cfg(feature = "feed")]
+        let feed = shared.feed.lock().as_ref().and_then(std::sync::Weak::upgrade);
+        #[cfg(feature = "feed")]
+        let feed = feed.map(|feed| feed.numbers());
         let books = shared.books.lock();
         let stream = shared.stream.as_ref().map(|stream| stream.counts()).unwrap_or_default();
         Stats {
@@ -185,6 +192,8 @@ impl Stats {
             served_age_log2_ms: books.ages,
             adds_held: books.held,
             adds: shared.counters.tallies.read(),
+            #[cfg(feature = "feed")]
+            feed,
         }
     }
 }

@@ -47,6 +47,8 @@ impl Shared {
     /// what is returned after it: the drop of a user's type may call heatsink.
     #[must_use]
     pub(crate) fn publish_index(&self, keys: &[Key]) -> Vec<Arc<Spread>> {
+        // What an operator, a feed or a late turn of the driver says of an ended instance is void.
+        let keys = if self.has_ended() { &[] } else { keys };
         let old = self.index.load_full();
         let mut next = Index::default();
         for key in keys {
@@ -71,9 +73,15 @@ impl Shared {
         self.extend_index(Tick::ZERO);
         let steering = self.steering.lock();
         let garbage = self.publish_index(&[]);
+        self.ended.store(true, Ordering::Release);
         drop(steering);
         drop(garbage);
         self.followers.close();
+    }
+
+    /// Whether nothing is served any more.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
     }
 
     /// The driver is alive: the index holds until `until`.

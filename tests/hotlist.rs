@@ -70,6 +70,10 @@ fn a_hot_key_is_found_served_from_memory_and_let_go_when_it_cools() {
     );
     rig.read("b", 5, Duration::from_secs(20));
     assert!(rig.hs.control().treated().is_empty(), "{}", rig.hs.hot_list());
+    let told = rig.hs.explain("a").to_string();
+    let decided: Vec<&str> = told.lines().filter(|line| line.contains("decided")).collect();
+    assert!(decided.len() == 2 && decided[0].contains("ago: hot:"), "{told}");
+    assert!(decided[1].contains("ago: not hot any more:"), "{told}");
     let stats = rig.hs.stats();
     assert_eq!((stats.promotions, stats.demotions, stats.flips_max), (1, 1, 2));
 }
@@ -267,4 +271,21 @@ fn options_that_contradict_each_other_are_refused() {
         let error = build(bad.clone()).map(drop).unwrap_err();
         assert_eq!(error.kind(), heatsink::ErrorKind::Config, "{bad:?}");
     }
+}
+
+#[test]
+fn what_explain_tells_of_a_key_is_its_entry_on_the_hot_list() {
+    let rig = rig(Detect::new());
+    let control = rig.hs.control();
+    control.pin("b", Treatment::near()).unwrap();
+    control.pin("m:2", Treatment::near()).unwrap();
+    control.deny("m:2").unwrap();
+    control.schedule(Schedule::keys(["m:1"])).unwrap();
+    rig.read("a", 400, Duration::from_secs(3));
+    let list = rig.hs.hot_list();
+    assert_eq!(list.entries.len(), 4, "{list}");
+    for entry in &list.entries {
+        assert_eq!(rig.hs.explain(&entry.key).hot.as_ref(), Some(entry), "{}", entry.key);
+    }
+    assert!(rig.hs.explain("other").hot.is_none());
 }

@@ -151,3 +151,42 @@ fn numbers_and_events_are_told_and_keys_are_hidden_where_they_must_be() {
     redact_keys(false);
     assert_eq!(key.to_string(), "user:ada@example.org");
 }
+
+#[cfg(feature = "feed")]
+#[test]
+fn the_feeds_numbers_are_told_too_and_no_key_is_in_a_label() {
+    use heatsink::feed::{Fleet, Order};
+    let numbers = Numbers::default();
+    let rt = SimRuntime::new(1);
+    let store = MemoryStore::builder().shards(4).runtime(rt.clone()).build();
+    metrics::with_local_recorder(&numbers, || {
+        let hs = Heatsink::builder(store.clone()).runtime(rt.clone()).build().unwrap();
+        assert!(hs.stats().feed.is_none());
+        let member = hs.join_fleet(Fleet::over(store).unwrap()).unwrap();
+        rt.run_for(Duration::from_secs(4));
+        rt.block_on(member.order("user:ada@example.org", Order::pin())).unwrap();
+        // Numbers are told at the end of a window, which needs traffic.
+        for _ in 0..400 {
+            rt.block_on(hs.get("user:ada@example.org")).unwrap();
+            rt.run_for(Duration::from_millis(10));
+        }
+        let feed = hs.stats().feed.unwrap();
+        assert!(feed.leads && feed.lists.applied > 0, "{feed}");
+        drop(member);
+        rt.run_for(Duration::from_secs(1));
+        assert!(hs.stats().feed.is_none(), "it has ended");
+    });
+    let numbers = numbers.0.lock().unwrap().clone();
+    for (name, least) in [
+        ("heatsink_feed_leads", 1.0),
+        ("heatsink_feed_list_in_force", 1.0),
+        ("heatsink_feed_lists_applied_total", 1.0),
+        ("heatsink_feed_lists_refused_total why=expired", 0.0),
+        ("heatsink_feed_reports_total", 1.0),
+        ("heatsink_feed_bytes_out_total", 100.0),
+    ] {
+        let told = numbers.get(name).copied().unwrap_or(-1.0);
+        assert!(told >= least, "{name}: {told}: {numbers:?}");
+    }
+    assert!(!numbers.keys().any(|name| name.contains("ada")), "no key in a label");
+}

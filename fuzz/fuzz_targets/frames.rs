@@ -16,7 +16,12 @@ use std::time::Duration;
 const WALL: u64 = 1_800_000_000_000;
 
 /// What a line may be made of.
-const WORDS: [&str; 24] = [
+const WORDS: [&str; 29] = [
+    "{\"lease\":[",
+    "{\"stands\":[1,2,3,4]}",
+    "{\"quiet\":[1,2,3,4]}",
+    "{\"ordered\":9}",
+    "]}",
     "{\"list\":",
     "{\"beat\":",
     "{\"report\":",

@@ -5,20 +5,34 @@
 
 use super::local::Local;
 use super::options::Options;
-use super::wire::{self, Beat, List, Message};
+use super::wire::{self, Beat, List, Message, Stands};
 use crate::engine::control::aggregate::{Aggregator, From, NotCounted};
+use crate::engine::control::blend::blend;
 use crate::engine::control::fleet::{Edition, FleetKey, FleetList, Heartbeat};
 use crate::engine::control::merge::Report;
 use crate::engine::time::Tick;
 use crate::key::Key;
+use crate::runtime::Clock;
 use parking_lot::Mutex;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Between two heartbeats.
+/// Between two heartbeats, at least; and where what is said besides has changed.
 pub(super) const BEAT: Duration = Duration::from_millis(500);
+
+/// All followers together are told ten times a second that the list stands.
+const BEAT_PER_FOLLOWER: Duration = Duration::from_millis(100);
+
+/// Between two heartbeats, at most. Who has ended is told by the kernel at once.
+const BEAT_MAX: Duration = Duration::from_secs(2);
+
+/// What the last relay had heard from the fleet holds for so long, until the next one hears from it.
+const INHERITED: Duration = Duration::from_secs(10);
+
+/// A sibling that is asked for nothing says so this often.
+const QUIET_EVERY: Duration = Duration::from_secs(10);
 
 /// Between two lines with present rates.
 const RATES: Duration = Duration::from_secs(1);
@@ -34,9 +48,13 @@ const SELF: u64 = 0;
 pub(super) struct Published {
     pub(super) edition: Edition,
     pub(super) list: Arc<[u8]>,
+    /// A heartbeat in full, for who has not seen its terms, and the short form for the others.
     pub(super) beat: Arc<[u8]>,
+    pub(super) stands: Arc<[u8]>,
     pub(super) rates: Arc<[u8]>,
-    /// Which of the three are new: raised with each.
+    /// Raised with each heartbeat, with each change of the terms, and with each line of rates.
+    pub(super) beat_seq: u64,
+    pub(super) terms_seq: u64,
     pub(super) rates_seq: u64,
 }
 
@@ -44,6 +62,7 @@ pub(super) struct Group {
     state: Mutex<State>,
     sender: watch::Sender<Published>,
     options: Options,
+    clock: Clock,
     issuer: u64,
     incarnation: u64,
 }
@@ -53,12 +72,16 @@ struct State {
     /// The fleet's list, where this process is its host's relay, and what it wants to hear of.
     upstream: Option<Arc<FleetList>>,
     floor_above: Option<f64>,
+    /// Until then the list is the one that the last relay left behind.
+    inherited_until: Option<Tick>,
     /// The versions of the aggregator and of the list that was made of it.
     made_of: u64,
     version: u64,
     changed: bool,
     own_window: u64,
     beat_due: Tick,
+    terms_due: Tick,
+    terms: Option<Heartbeat>,
     rates_due: Tick,
     made: Tick,
     report_due: Tick,
@@ -80,23 +103,26 @@ impl Group {
         local: &dyn Local,
         options: &Options,
         issuer: u64,
-        inherited: Option<&FleetList>,
-        seen: Option<Edition>,
+        (inherited, seen): (Option<&FleetList>, Option<Edition>),
+        relay: bool,
     ) -> Group {
         let (now, wall) = (local.clock().now(), local.clock().wall_ms());
         let mut aggregator = Aggregator::new(options.aggregate());
         if let Some(list) = inherited {
-            aggregator.inherit(now, &list.entries, &list.denied);
+            aggregator.inherit(now, list);
         }
         let state = State {
             aggregator,
-            upstream: None,
+            upstream: inherited.filter(|_| relay).map(|list| Arc::new(list.from_above())),
+            inherited_until: relay.then(|| now.after(INHERITED)),
             floor_above: None,
             made_of: u64::MAX,
             version: 0,
             changed: true,
             own_window: 0,
             beat_due: now,
+            terms_due: now,
+            terms: None,
             rates_due: now,
             made: now,
             report_due: now,
@@ -106,6 +132,7 @@ impl Group {
             state: Mutex::new(state),
             sender: watch::Sender::new(Published::default()),
             options: options.clone(),
+            clock: local.clock(),
             issuer,
             incarnation: wall.max(seen.map_or(0, |s| s.incarnation.saturating_add(1))),
         }
@@ -128,7 +155,12 @@ impl Group {
     /// The fleet's list, or none.
     pub(super) fn upstream(&self, list: Option<Arc<FleetList>>) {
         let mut state = self.state.lock();
-        state.upstream = list;
+        let old = state.upstream.take();
+        let at = self.clock.now();
+        for (key, what) in news(old.as_deref(), list.as_deref()) {
+            state.aggregator.note(at, key, what);
+        }
+        (state.upstream, state.inherited_until) = (list, None);
         state.changed = true;
     }
 
@@ -149,6 +181,7 @@ impl Group {
     pub(super) fn tick(
         &self,
         local: &dyn Local,
+        followers: usize,
         rates: bool,
     ) -> (Option<FleetList>, Option<Heartbeat>) {
         let (now, wall) = (local.clock().now(), local.clock().wall_ms());
@@ -170,13 +203,17 @@ impl Group {
             state.canary_ms = wall;
         }
         state.aggregator.handle_timeout(now);
+        if state.inherited_until.is_some_and(|until| until <= now) {
+            state.inherited_until = None;
+            state.changed |= state.upstream.take().is_some();
+        }
         let new = state.changed || state.made_of != state.aggregator.version();
         if new {
             state.changed = false;
             state.made_of = state.aggregator.version();
             state.version += 1;
         }
-        let beat = (new || state.beat_due <= now).then(|| self.beat(&mut state, now, wall));
+        let beat = self.beat_if_due(&mut state, (now, wall), followers, new);
         let rates = rates && state.rates_due <= now;
         let list = (new || rates || state.made.after(STANDS) <= now).then(|| {
             state.made = now;
@@ -187,7 +224,7 @@ impl Group {
         }
         drop(state);
         self.publish(list.as_ref(), beat.as_ref(), rates);
-        (list.filter(|_| new), beat)
+        (list.filter(|_| new), beat.map(|(beat, _)| beat))
     }
 
     /// The list as it stands, with present rates.
@@ -195,58 +232,75 @@ impl Group {
         self.list(&self.state.lock(), local.clock().now(), local.clock().wall_ms())
     }
 
-    fn beat(&self, state: &mut State, now: Tick, wall: u64) -> Heartbeat {
-        state.beat_due = now.after(BEAT);
-        Heartbeat {
+    /// A heartbeat, and whether it says more than that the list stands.
+    fn beat_if_due(
+        &self,
+        state: &mut State,
+        (now, wall): (Tick, u64),
+        followers: usize,
+        new: bool,
+    ) -> Option<(Heartbeat, bool)> {
+        if !new && now < state.terms_due {
+            return None;
+        }
+        state.terms_due = now.after(BEAT);
+        let followers = u32::try_from(followers).unwrap_or(u32::MAX).min(1_024);
+        let interval = (BEAT_PER_FOLLOWER * followers).clamp(BEAT, BEAT_MAX);
+        let beat = Heartbeat {
             issuer: self.issuer,
             edition: Edition { incarnation: self.incarnation, version: state.version },
-            ttl: self.options.ttl,
+            ttl: self.options.ttl.max(3 * interval),
             sent_ms: wall,
             canary_ms: state.canary_ms,
-            interval: BEAT,
+            interval,
             report_every: self.options.report_every,
+            quiet_every: QUIET_EVERY,
             floor_per_sec: state.floor_per_sec(),
             reports_stored: false,
             channels: 1,
+        };
+        let Heartbeat { edition, sent_ms, canary_ms, .. } = beat;
+        let terms = state.terms.map(|t| Heartbeat { edition, sent_ms, canary_ms, ..t });
+        let other = terms != Some(beat);
+        if !new && !other && now < state.beat_due {
+            return None;
         }
+        (state.beat_due, state.terms) = (now.after(interval), Some(beat));
+        Some((beat, other))
     }
 
     /// The fleet's entries first: they know of more traffic. What an operator of this host pinned
     /// comes before them, what any operator denied is left out.
     fn list(&self, state: &State, now: Tick, wall: u64) -> FleetList {
-        let own = state.aggregator.entries(now);
-        let (pinned, found): (Vec<FleetKey>, Vec<FleetKey>) =
-            own.into_iter().partition(|e| e.rule == crate::Rule::Pinned);
-        let above = state.upstream.iter();
-        let mut denied: BTreeSet<Key> = state.aggregator.denied().into_iter().collect();
-        denied.extend(above.clone().flat_map(|list| list.denied.iter().cloned()));
-        let mut seen = BTreeSet::new();
-        let above = above.flat_map(|list| list.entries.iter().cloned());
-        let entries = pinned.into_iter().chain(above).chain(found);
-        let entries = entries.filter(|e| !denied.contains(&e.key) && seen.insert(e.key.clone()));
+        let (own, denied) = (state.aggregator.entries(now), state.aggregator.denied());
+        let most = self.options.caps.entries_max;
         FleetList {
             issuer: self.issuer,
             edition: Edition { incarnation: self.incarnation, version: state.version },
             ttl: self.options.ttl,
             sent_ms: wall,
-            entries: entries.take(self.options.caps.entries_max).collect(),
-            denied: denied.iter().take(self.options.caps.entries_max).cloned().collect(),
+            ..blend(own, denied, state.upstream.as_deref(), most)
         }
     }
 
-    fn publish(&self, list: Option<&FleetList>, beat: Option<&Heartbeat>, rates: bool) {
+    fn publish(&self, list: Option<&FleetList>, beat: Option<&(Heartbeat, bool)>, rates: bool) {
         if list.is_none() && beat.is_none() {
             return;
         }
         let list_line = list.map(|list| wire::line(&Message::List(List::of(list))));
         let rates_line = list.filter(|_| rates).map(|l| wire::line(&Message::Rates(List::of(l))));
-        let beat_line = beat.map(|beat| wire::line(&Message::Beat(Beat::of(beat))));
+        let beat_lines = beat.map(|(beat, other)| {
+            let stands = wire::line(&Message::Stands(Stands::of(beat)));
+            (wire::line(&Message::Beat(Beat::of(beat))), stands, *other)
+        });
         self.sender.send_modify(|all| {
             if let (Some(list), Some(line)) = (list, list_line) {
                 (all.edition, all.list) = (list.edition, line.into());
             }
-            if let Some(line) = beat_line {
-                all.beat = line.into();
+            if let Some((beat, stands, other)) = beat_lines {
+                (all.beat, all.stands) = (beat.into(), stands.into());
+                all.beat_seq += 1;
+                all.terms_seq += u64::from(other);
             }
             if let Some(line) = rates_line {
                 all.rates = line.into();
@@ -254,4 +308,36 @@ impl Group {
             }
         });
     }
+}
+
+/// What has changed for the fleet from one list to the next, for those who ask why.
+fn news(old: Option<&FleetList>, new: Option<&FleetList>) -> Vec<(Key, String)> {
+    let entries = |list: Option<&FleetList>| -> BTreeMap<Key, FleetKey> {
+        let all = list.map_or(&[][..], |list| &list.entries);
+        all.iter().map(|e| (e.key.clone(), e.clone())).collect()
+    };
+    let denied = |list: Option<&FleetList>| -> BTreeSet<Key> {
+        list.map(|list| list.denied.iter().cloned().collect()).unwrap_or_default()
+    };
+    let (before, after) = (entries(old), entries(new));
+    let mut all = Vec::new();
+    for (key, entry) in &after {
+        let how = |e: &FleetKey| (e.rule, e.treatment, e.ttl);
+        if before.get(key).is_none_or(|was| how(was) != how(entry)) {
+            let treatment = entry.treatment.map_or_else(|| "nothing".into(), |t| t.to_string());
+            let why = if entry.reason.is_empty() { "" } else { ": " };
+            all.push((
+                key.clone(),
+                format!("fleet: {treatment} ({}{why}{})", entry.rule, entry.reason),
+            ));
+        }
+    }
+    let over =
+        if new.is_some() { "fleet: no longer on the list" } else { "fleet: no list in force" };
+    let gone = before.keys().filter(|key| !after.contains_key(*key));
+    all.extend(gone.map(|key| (key.clone(), over.into())));
+    let (before, after) = (denied(old), denied(new));
+    all.extend(after.difference(&before).map(|key| (key.clone(), "fleet: denied".into())));
+    all.extend(before.difference(&after).map(|key| (key.clone(), "fleet: denied no more".into())));
+    all
 }

@@ -67,6 +67,44 @@ impl Known {
     }
 }
 
+/// What one schedule names, when it starts from now on, and how long it lasts.
+pub(super) enum Line {
+    Keys(Vec<String>, Duration, Duration),
+    Prefix(String, Duration, Duration),
+}
+
+impl Line {
+    /// Keys and prefixes.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Line::Keys(keys, _, _) => keys.len(),
+            Line::Prefix(_, _, _) => 1,
+        }
+    }
+}
+
+/// What is to be scheduled at `now`, by the wall clock. What is over already is passed over.
+pub(super) fn plan(text: &str, now: Duration) -> Result<Vec<Line>> {
+    // Keys of the same time are one schedule.
+    let mut keys: BTreeMap<_, Vec<String>> = BTreeMap::new();
+    let mut prefixes = Vec::new();
+    for known in Known::parse(text)? {
+        let from = known.from.map_or(now, Duration::from_secs).max(now);
+        let until = known.until.map_or(Duration::MAX, Duration::from_secs);
+        if until <= now {
+            continue;
+        }
+        let when = (from - now, until - from);
+        if let Some(prefix) = known.prefix {
+            prefixes.push(Line::Prefix(prefix, when.0, when.1));
+        }
+        keys.entry(when).or_default().extend(known.key);
+    }
+    let keys = keys.into_iter().filter(|(_, keys)| !keys.is_empty());
+    let keys = keys.map(|((starts_in, lasts), keys)| Line::Keys(keys, starts_in, lasts));
+    Ok(prefixes.into_iter().chain(keys).collect())
+}
+
 impl Control<'_> {
     /// Schedules what a known list names: all of it or nothing. What is over already is passed
     /// over. The numbers take the schedules back.
@@ -85,27 +123,13 @@ impl Control<'_> {
     /// ```
     pub fn schedule_known(&self, text: &str) -> Result<Vec<u64>> {
         let now = Duration::from_millis(self.wall_ms());
-        let mut keys: BTreeMap<_, Vec<String>> = BTreeMap::new();
-        let mut all: Vec<(Schedule, Option<u64>, Option<u64>)> = Vec::new();
-        for known in Known::parse(text)? {
-            let when = (known.from, known.until);
-            if let Some(prefix) = known.prefix {
-                all.push((Schedule::prefix(prefix), when.0, when.1));
-            }
-            // Keys of the same time are one schedule.
-            keys.entry(when).or_default().extend(known.key);
-        }
-        let keys = keys.into_iter().filter(|(_, keys)| !keys.is_empty());
-        all.extend(keys.map(|((from, until), keys)| (Schedule::keys(keys), from, until)));
         let mut made = Vec::new();
-        for (schedule, from, until) in all {
-            let from = from.map_or(now, Duration::from_secs).max(now);
-            let until = until.map_or(Duration::MAX, Duration::from_secs);
-            if until <= now {
-                continue;
-            }
-            let schedule = schedule.starts_in(from - now).lasts(until - from);
-            match self.schedule(schedule) {
+        for line in plan(text, now)? {
+            let (schedule, starts_in, lasts) = match line {
+                Line::Keys(keys, from, lasts) => (Schedule::keys(keys), from, lasts),
+                Line::Prefix(prefix, from, lasts) => (Schedule::prefix(prefix), from, lasts),
+            };
+            match self.schedule(schedule.starts_in(starts_in).lasts(lasts)) {
                 Ok(id) => made.push(id),
                 Err(e) => {
                     for id in made {

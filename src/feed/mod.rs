@@ -14,16 +14,42 @@
 //! - [`Heatsink::serve_feed_with`] with a [`Fleet`]: both; the serving process is the relay of its
 //!   host.
 //!
+//! - [`Fleet::within`]: a fleet that is one region of a larger one. Its aggregator reports to the
+//!   one above, and puts that one's list on its own.
+//!
 //! Nothing of this runs, and nothing is written anywhere, unless it is asked for.
+//!
+//! # What operators say
+//!
+//! An [`Order`] pins a key, sets its treatment (slots, copies, shedding, or how long a value may be
+//! served), or denies it. [`Operator`] and the command `heatsink` give it on a host,
+//! [`Membership::order`] in a process; where the host is part of a fleet it is the whole fleet's,
+//! unless it is said to be the host's alone. A fleet's orders are one document in the store, with a
+//! version; the aggregator reads it and puts what it says on the list. They hold for a day, or as
+//! long as each says, seven days at most, and where a list is in force. A host's own hold until
+//! they are taken back, or the last of its processes has ended.
+//!
+//! In order of precedence: a denial, whoever gave it; what this process's own operator has pinned
+//! or scheduled ([`Control`](crate::Control)); the host's orders; the fleet's; what the fleet has
+//! found, then the host, then the process. A process does only what it is set up for: slots need
+//! [`Builder::salt`](crate::Builder::salt), shedding [`Builder::admission`](crate::Builder::admission),
+//! and copies are always of its own making; what it leaves undone is counted in
+//! [`FeedStats::unobeyed`].
+//!
+//! Lists of keys that are known beforehand come from a file or the store and are taken up again
+//! when they change: [`Heatsink::follow_known`].
 //!
 //! # What is on the wire
 //!
 //! Lines of JSON. A follower connects to `feed.sock` and gets `{"list":{…}}` when a verdict has
-//! changed and `{"beat":{…}}` twice a second; it may send `{"hello":{"rates":true}}` for
-//! `{"rates":{…}}` once a second, `{"report":{…}}`, and for each list `{"ack":{…}}` or
-//! `{"nack":{…}}`. Operators' commands go to `admin.sock`: `{"list":{}}`,
-//! `{"explain":{"key":"post:9"}}`, `{"pin":…}`, `{"unpin":…}`, `{"deny":…}`, `{"allow":…}`; each is
-//! answered with `{"ok":…}` or `{"error":"…"}`.
+//! changed, `{"beat":{…}}` when it connects and when the terms on it change, and otherwise every 0.5
+//! to 2 s `{"stands":[incarnation,version,sent_ms,canary_ms]}`. It may send
+//! `{"hello":{"rates":true}}` for `{"rates":{…}}` once a second, `{"report":{…}}` (or
+//! `{"quiet":[process,incarnation,window,sent_ms]}` when it was asked for nothing), and for each
+//! list `{"ack":{…}}` or `{"nack":{…}}`. Operators' commands go to `admin.sock`: `{"list":{}}`,
+//! `{"explain":{"key":"post:9"}}`, `{"pin":…}`, `{"unpin":…}`, `{"deny":…}`, `{"allow":…}`,
+//! `{"override":{"key":"likes:9","treatment":"salt","slots":16,"lasts_ms":60000}}`; each is answered
+//! with `{"ok":…}` or `{"error":"…"}`.
 //!
 //! # Who may take part
 //!
@@ -38,10 +64,13 @@ mod dir;
 mod fleet;
 mod group;
 mod known;
+mod lines;
 mod local;
 mod node;
 mod operator;
 mod options;
+mod order;
+mod reload;
 mod serve;
 mod stats;
 mod wire;
@@ -52,7 +81,10 @@ pub use fleet::{Fleet, Membership, ThroughStore, Transport};
 pub use known::Known;
 pub use operator::Operator;
 pub use options::Options;
+pub use order::Order;
+pub use reload::{KnownList, KnownSource, KnownStats};
 pub use stats::FeedStats;
+pub(crate) use stats::Numbers;
 
 use crate::engine::control::detect::Sample;
 use crate::engine::control::follow::Follower;
@@ -70,7 +102,7 @@ use parking_lot::Mutex;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use tokio::sync::{oneshot, watch};
 
@@ -155,8 +187,11 @@ impl Feed {
             rates,
             counters: stats::Counters::default(),
             reports: Mutex::default(),
+            relay: Mutex::default(),
             shown: watch::Sender::new(None),
         });
+        let numbers: Weak<Node> = Arc::downgrade(&node);
+        node.local.is_told_by(numbers);
         let (stop, stopped) = oneshot::channel();
         let running = node.clone();
         let thread = spawn_thread("heatsink-feed", move || {
@@ -167,6 +202,7 @@ impl Feed {
                 }
             });
             // Without a feed, a process goes by its own detection.
+            drop(running.relay.lock().take());
             running.stop();
             running.local.release();
         });
@@ -183,6 +219,12 @@ impl Feed {
     #[must_use]
     pub fn stats(&self) -> FeedStats {
         self.node.stats()
+    }
+
+    /// The same about its part in the fleet, while this process is its host's relay.
+    #[must_use]
+    pub fn fleet_stats(&self) -> Option<FeedStats> {
+        self.node.relay.lock().as_ref().map(|relay| relay.stats())
     }
 }
 
@@ -213,18 +255,22 @@ pub fn read_line(line: &[u8]) -> std::result::Result<Option<FleetList>, Refusal>
     use wire::Message;
     Ok(match wire::read(line)? {
         Message::List(list) | Message::Rates(list) => Some(list.read().0),
-        Message::Report(report) => {
-            let (from, _, report) = report.read();
-            let options = Options::new().aggregate();
-            let mut group = crate::engine::control::aggregate::Aggregator::new(options);
-            let _ = group.handle_report(Tick(1), from, report);
-            None
-        }
         Message::Beat(beat) => {
             let _ = Follower::new(Caps::default()).handle_heartbeat(Tick(1), 1, &beat.read());
             None
         }
-        _ => None,
+        Message::Lease(lease) => {
+            let _ = Follower::new(Caps::default()).handle_heartbeat(Tick(1), 1, &lease.read());
+            None
+        }
+        other => {
+            if let Some((from, _, report)) = wire::read_report(other) {
+                let options = Options::new().aggregate();
+                let mut group = crate::engine::control::aggregate::Aggregator::new(options);
+                let _ = group.handle_report(Tick(1), from, report);
+            }
+            None
+        }
     })
 }
 

@@ -6,11 +6,12 @@
 
 use super::dir::{Dir, FEED};
 use super::fleet;
+use super::lines::Lines;
 use super::local::Local;
 use super::options::Options;
 use super::serve;
-use super::stats::{Counters, FeedStats, count};
-use super::wire::{self, Hello, LIST_LINE_MAX, Lines, Message, Nack, ReportLine, Version};
+use super::stats::{Counters, FeedStats, Numbers, count};
+use super::wire::{self, Hello, LIST_LINE_MAX, Message, Nack, Version};
 use crate::engine::control::aggregate::{self, From};
 use crate::engine::control::fleet::{FleetList, Heartbeat};
 use crate::engine::control::follow::{Beat, Follower, Refusal};
@@ -32,8 +33,10 @@ pub(super) const TURN: Duration = Duration::from_millis(50);
 /// Who does not read, or does not answer, for this long is let go.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A server that says nothing for this long is not one.
+/// A server that says nothing for this long, or for five halves of what it said to expect, is not
+/// one.
 const SILENCE: Duration = Duration::from_secs(3);
+const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// Between two attempts to find a server.
 const RETRY: Duration = Duration::from_millis(25);
@@ -48,8 +51,16 @@ pub(super) struct Node {
     pub(super) follower: Mutex<Follower>,
     pub(super) counters: Counters,
     pub(super) reports: Mutex<(aggregate::Counts, usize)>,
+    /// This process's part in the fleet, while it is its host's relay.
+    pub(super) relay: Mutex<Option<Arc<fleet::Membership>>>,
     /// The list in force, for those who look; `None` when there is none.
     pub(super) shown: watch::Sender<Option<Arc<FleetList>>>,
+}
+
+impl Numbers for Node {
+    fn numbers(&self) -> FeedStats {
+        self.stats()
+    }
 }
 
 impl Node {
@@ -61,6 +72,8 @@ impl Node {
             lists: follower.counts(),
             reports,
             reporters: reporters as u64,
+            unobeyed: self.local.unobeyed(),
+            keys_too_long: self.local.too_long(),
             ..self.counters.read()
         }
     }
@@ -72,6 +85,7 @@ impl Node {
             if let Ok(Some(lock)) = lock {
                 count(&self.counters.elections, 1);
                 let _ = serve::run(self).await;
+                drop(self.relay.lock().take());
                 self.counters.leads.store(false, Ordering::Relaxed);
                 drop(lock);
             } else {
@@ -98,7 +112,7 @@ impl Node {
     pub(super) fn heartbeat(&self, beat: &Heartbeat) -> Result<Beat, Refusal> {
         let clock = self.local.clock();
         let wall = clock.wall_ms();
-        self.counters.delay_ms.store(wall.saturating_sub(beat.canary_ms), Ordering::Relaxed);
+        self.counters.heard_canary(wall, beat.canary_ms, beat.ttl);
         self.follower.lock().handle_heartbeat(clock.now(), wall, beat)
     }
 
@@ -142,7 +156,7 @@ impl Node {
                 _ = turn.tick() => {
                     self.expire();
                     let now = self.local.clock().now();
-                    if now.since(due.heard) > SILENCE {
+                    if now.since(due.heard) > due.silence {
                         return Err(io::ErrorKind::TimedOut.into());
                     }
                     if let Some(message) = due.report(self, now) {
@@ -201,10 +215,15 @@ impl Node {
             }
             Message::Beat(beat) => {
                 let beat = beat.read();
-                due.every = beat.report_every.clamp(Duration::from_millis(100), 60 * PATIENCE);
-                due.floor_per_sec = beat.floor_per_sec;
+                due.take_terms(beat);
                 // A list that is missing comes by itself: each connection starts with one.
                 let _ = self.heartbeat(&beat);
+                Ok(())
+            }
+            Message::Stands(stands) => {
+                if let Some(last) = &due.beat {
+                    let _ = self.heartbeat(&stands.read(last));
+                }
                 Ok(())
             }
             _ => Ok(()),
@@ -222,14 +241,19 @@ impl Node {
 struct Due {
     at: Tick,
     every: Duration,
+    quiet_every: Duration,
+    silence: Duration,
     floor_per_sec: f64,
+    /// The last full heartbeat of this connection.
+    beat: Option<Heartbeat>,
     heard: Tick,
+    reported: Tick,
     window: u64,
     incarnation: u64,
     idle: u32,
 }
 
-/// A process that was asked for nothing says so in every so many windows only.
+/// A process that has no key to name says so in every so many windows only.
 const IDLE_WINDOWS: u32 = 4;
 
 impl Due {
@@ -239,12 +263,24 @@ impl Due {
         Due {
             at: clock.now().after(every),
             every,
+            quiet_every: every * IDLE_WINDOWS,
+            silence: SILENCE,
             floor_per_sec: 0.0,
+            beat: None,
             heard: clock.now(),
+            reported: Tick::ZERO,
             window: 0,
             incarnation: clock.wall_ms(),
             idle: 0,
         }
+    }
+
+    fn take_terms(&mut self, beat: Heartbeat) {
+        self.every = beat.report_every.clamp(Duration::from_millis(100), 60 * PATIENCE);
+        self.quiet_every = beat.quiet_every.clamp(self.every * IDLE_WINDOWS, 60 * PATIENCE);
+        self.silence = (beat.interval.min(SILENCE_MAX) * 5 / 2).clamp(SILENCE, SILENCE_MAX);
+        self.floor_per_sec = beat.floor_per_sec;
+        self.beat = Some(beat);
     }
 
     fn report(&mut self, node: &Node, now: Tick) -> Option<Message> {
@@ -254,12 +290,15 @@ impl Due {
         self.at = now.after(self.every);
         let report = node.local.take_report(now, self.floor_per_sec)?;
         self.idle = if report.entries.is_empty() { self.idle + 1 } else { 0 };
-        if self.idle > 1 && !self.idle.is_multiple_of(IDLE_WINDOWS) {
+        let pause = if report.is_nothing() { self.quiet_every } else { self.every * IDLE_WINDOWS };
+        // Turns come a little early or late.
+        if self.idle > 1 && now.since(self.reported) + self.every / 2 < pause {
             return None;
         }
+        self.reported = now;
         self.window += 1;
         let from = From { process: 0, incarnation: self.incarnation, window: self.window };
         let sent = node.local.clock().wall_ms();
-        Some(Message::Report(ReportLine::of(from, sent, &report)))
+        Some(wire::report(from, sent, &report))
     }
 }

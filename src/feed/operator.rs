@@ -1,9 +1,11 @@
 //! An operator's hand on a feed, from any process of the same user.
 
-use super::admin::Command;
+use super::admin::{Command, Said};
 use super::dir::{ADMIN, Dir};
+use super::lines::Lines;
 use super::node::PATIENCE;
-use super::wire::{LIST_LINE_MAX, Lines, List, WireKey};
+use super::order::{Order, Stored};
+use super::wire::{LIST_LINE_MAX, List, WireKey};
 use crate::engine::control::fleet::FleetList;
 use crate::error::{Error, ErrorKind, Result};
 use serde::Deserialize;
@@ -17,7 +19,7 @@ use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
 /// What an operator may say to whoever serves a feed, and ask of it. It blocks the thread; a call
-/// takes 2 s at most.
+/// takes 3 s at most.
 ///
 /// # Example
 /// ```no_run
@@ -74,36 +76,68 @@ impl Operator {
         serde_json::from_value(value).map_err(|e| odd().with_source(e))
     }
 
-    /// Has every process of the group treat `key`.
+    /// Has every process keep `key` near: of the fleet where the host is part of one, else of the
+    /// host.
     ///
     /// # Errors
-    /// [`Limit`](ErrorKind::Limit) when there is no room; as [`list`](Operator::list).
+    /// [`Limit`](ErrorKind::Limit) when it was refused; as [`list`](Operator::list).
     pub fn pin(&mut self, key: impl AsRef<[u8]>) -> Result<()> {
-        self.ask(&Command::Pin { key: wire(key) }).map(drop)
+        self.order(key, Order::pin()).map(drop)
     }
 
     /// Takes a pin back; whether there was one.
     ///
     /// # Errors
-    /// As [`list`](Operator::list).
+    /// As [`pin`](Operator::pin).
     pub fn unpin(&mut self, key: impl AsRef<[u8]>) -> Result<bool> {
-        self.ask(&Command::Unpin { key: wire(key) }).map(|was| was == true)
+        self.order(key, Order::unpin())
     }
 
-    /// Has no process of the group treat `key`.
+    /// Has no process treat `key`.
     ///
     /// # Errors
     /// As [`pin`](Operator::pin).
     pub fn deny(&mut self, key: impl AsRef<[u8]>) -> Result<()> {
-        self.ask(&Command::Deny { key: wire(key) }).map(drop)
+        self.order(key, Order::deny()).map(drop)
     }
 
     /// Takes a denial back; whether there was one.
     ///
     /// # Errors
-    /// As [`list`](Operator::list).
+    /// As [`pin`](Operator::pin).
     pub fn allow(&mut self, key: impl AsRef<[u8]>) -> Result<bool> {
-        self.ask(&Command::Allow { key: wire(key) }).map(|was| was == true)
+        self.order(key, Order::allow())
+    }
+
+    /// Orders anything, in the fleet where the host is part of one, else on the host; whether there
+    /// was something to take back.
+    ///
+    /// # Errors
+    /// As [`pin`](Operator::pin).
+    pub fn order(&mut self, key: impl AsRef<[u8]>, order: Order) -> Result<bool> {
+        self.say(key, order, false)
+    }
+
+    /// Like [`order`](Operator::order), on this host only. What the fleet is ordered holds beside
+    /// it; a denial of either outranks all else, and for one key the host's order goes first.
+    ///
+    /// # Errors
+    /// As [`pin`](Operator::pin).
+    pub fn order_host(&mut self, key: impl AsRef<[u8]>, order: Order) -> Result<bool> {
+        self.say(key, order, true)
+    }
+
+    fn say(&mut self, key: impl AsRef<[u8]>, order: Order, host: bool) -> Result<bool> {
+        let lasts_ms = order.span().map(super::wire::ms);
+        let how = order.stored(0, 0);
+        let said = |how| Said { key: wire(key), host, lasts_ms, how };
+        let command = match (how, order.is_about_denial()) {
+            (Some(how), false) => Command::Override(said(how)),
+            (None, false) => Command::Unpin(said(Stored::default())),
+            (Some(how), true) => Command::Deny(said(how)),
+            (None, true) => Command::Allow(said(Stored::default())),
+        };
+        self.ask(&command).map(|was| was == true)
     }
 
     fn ask(&mut self, command: &Command) -> Result<Value> {
@@ -112,7 +146,7 @@ impl Operator {
         let (lines, to) = (&mut self.lines, &mut self.to);
         let answer: io::Result<Option<Vec<u8>>> = self.runtime.block_on(async {
             timeout(PATIENCE, to.write_all(&line)).await??;
-            timeout(PATIENCE, lines.next()).await?
+            timeout(2 * PATIENCE, lines.next()).await?
         });
         let ended = "the serving process has ended the connection";
         let closed = || Error::unknown(ErrorKind::Closed, ended);

@@ -66,7 +66,8 @@ impl Options {
         self
     }
 
-    /// How long a list stays in force without a heartbeat. Default: 5 s.
+    /// How long a list stays in force without a heartbeat. Default: 5 s; where more than 16 follow,
+    /// and heartbeats come more rarely, up to 6 s.
     pub fn ttl(mut self, ttl: Duration) -> Options {
         self.ttl = ttl;
         self

@@ -7,9 +7,10 @@ use super::admin;
 use super::dir::{ADMIN, FEED};
 use super::fleet;
 use super::group::{Group, Published};
+use super::lines::Lines;
 use super::node::{Node, PATIENCE, TURN};
 use super::stats::count;
-use super::wire::{self, Lines, Message, REPORT_LINE_MAX};
+use super::wire::{self, Message, REPORT_LINE_MAX};
 use crate::engine::control::aggregate::From;
 use std::io;
 use std::sync::Arc;
@@ -38,11 +39,14 @@ pub(super) async fn run(node: &Node) -> io::Result<()> {
         (follower.list().cloned(), follower.seen())
     };
     let local = node.local.clone();
-    let group = Arc::new(Group::new(&*local, &node.options, node.id, inherited.as_deref(), seen));
+    let relays = node.fleet.is_some();
+    let inherited = (inherited.as_deref(), seen);
+    let group = Arc::new(Group::new(&*local, &node.options, node.id, inherited, relays));
     let mut tasks: JoinSet<()> = JoinSet::new();
     // Followers are tasks of their own; they share what outlives this call only through `group`.
     let shared = Arc::new(Conns::new(node));
-    let relay = node.fleet.clone().map(|options| fleet::relay(&group, &local, options));
+    let relay = node.fleet.clone().map(|options| Arc::new(fleet::relay(&group, &local, options)));
+    node.relay.lock().clone_from(&relay);
     let (mut made, mut turn) = (0_u64, interval(TURN));
     turn.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while node.local.alive() {
@@ -69,14 +73,16 @@ pub(super) async fn run(node: &Node) -> io::Result<()> {
                 }
                 shared.operators.fetch_add(1, Ordering::Relaxed);
                 let (group, shared, local) = (group.clone(), shared.clone(), local.clone());
+                let relay = relay.clone();
                 tasks.spawn(async move {
-                    let _ = admin::serve(stream, &group, &local).await;
+                    let _ = admin::serve(stream, &group, &local, relay.as_deref()).await;
                     shared.operators.fetch_sub(1, Ordering::Relaxed);
                 });
             }
             _ = turn.tick() => {
                 let rates = shared.rates.load(Ordering::Relaxed) > 0;
-                let (list, beat) = group.tick(&*local, rates);
+                let followers = shared.followers.load(Ordering::Relaxed);
+                let (list, beat) = group.tick(&*local, followers, rates);
                 if let Some(list) = list {
                     let _ = node.take_up(list);
                 }
@@ -90,7 +96,6 @@ pub(super) async fn run(node: &Node) -> io::Result<()> {
             }
         }
     }
-    drop(relay);
     Ok(())
 }
 
@@ -147,7 +152,8 @@ impl Drop for Conn {
 struct Sent {
     edition: crate::engine::control::fleet::Edition,
     rates_seq: u64,
-    beat: Option<Arc<[u8]>>,
+    beat_seq: u64,
+    terms_seq: u64,
     wants_rates: bool,
 }
 
@@ -212,14 +218,14 @@ impl Conn {
                     self.shared.rates.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            Ok(Message::Report(report)) => {
-                let (from, _, report) = report.read();
-                // Who it is, this end of the connection knows better.
-                let from = From { process: self.id, ..from };
-                let _ = self.group.report(self.local.clock().now(), from, report);
-            }
             Ok(Message::Nack(_)) => count(&self.shared.counts.nacks, 1),
-            Ok(_) => {}
+            Ok(message) => {
+                if let Some((from, _, report)) = wire::read_report(message) {
+                    // Who it is, this end of the connection knows better.
+                    let from = From { process: self.id, ..from };
+                    let _ = self.group.report(self.local.clock().now(), from, report);
+                }
+            }
             Err(_) => return false,
         }
         true
@@ -235,9 +241,10 @@ impl Conn {
             self.send(to, &all.list).await?;
             sent.edition = all.edition;
         }
-        if sent.beat.as_ref().is_none_or(|beat| !Arc::ptr_eq(beat, &all.beat)) {
-            self.send(to, &all.beat).await?;
-            sent.beat = Some(all.beat.clone());
+        if all.beat_seq > sent.beat_seq {
+            let known = all.terms_seq == sent.terms_seq;
+            self.send(to, if known { &all.stands } else { &all.beat }).await?;
+            (sent.beat_seq, sent.terms_seq) = (all.beat_seq, all.terms_seq);
         }
         if sent.wants_rates && all.rates_seq > sent.rates_seq {
             self.send(to, &all.rates).await?;

@@ -37,14 +37,20 @@ pub struct FeedStats {
     pub slow: u64,
     /// Lists that followers have refused.
     pub nacks: u64,
-    /// Bytes that this process read.
+    /// Bytes that this process read: lines of a socket; names and values of a fleet's transport.
     pub bytes_in: u64,
-    /// Bytes that this process sent.
+    /// Bytes that this process sent, counted alike.
     pub bytes_out: u64,
     /// Calls to the transport that failed.
     pub transport_errors: u64,
     /// How often this process has come to lead.
     pub elections: u64,
+    /// Keys of the list in force whose treatment this process is not set up for: slots without
+    /// [`Salt`](crate::Salt), and copies, which are always of a process's own making.
+    pub unobeyed: u64,
+    /// Keys that this process left out of its reports for their length alone, each as often as it
+    /// did: from 128 bytes on, a key is known beyond its process only when an operator names it.
+    pub keys_too_long: u64,
 }
 
 impl fmt::Display for FeedStats {
@@ -63,11 +69,18 @@ impl fmt::Display for FeedStats {
     }
 }
 
+/// Whoever runs a feed, asked for its numbers.
+pub(crate) trait Numbers: Send + Sync {
+    fn numbers(&self) -> FeedStats;
+}
+
 /// What is counted where it happens.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) leads: AtomicBool,
     pub(crate) delay_ms: AtomicU64,
+    /// The canary that the delay was measured with.
+    canary_ms: AtomicU64,
     pub(crate) applied_ns: AtomicU64,
     pub(crate) peers_refused: AtomicU64,
     pub(crate) lines_refused: AtomicU64,
@@ -85,6 +98,15 @@ pub(crate) fn count(counter: &AtomicU64, by: usize) {
 }
 
 impl Counters {
+    /// A canary has come round; the same again once its time is over is one that has stopped.
+    pub(crate) fn heard_canary(&self, wall_ms: u64, canary_ms: u64, ttl: Duration) {
+        let age = wall_ms.saturating_sub(canary_ms);
+        let new = self.canary_ms.swap(canary_ms, Ordering::Relaxed) != canary_ms;
+        if new || u128::from(age) > ttl.as_millis() {
+            self.delay_ms.store(age, Ordering::Relaxed);
+        }
+    }
+
     pub(crate) fn read(&self) -> FeedStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         FeedStats {

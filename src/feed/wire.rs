@@ -19,9 +19,7 @@ use serde::de::{Error as _, MapAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
-use std::io;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// The longest line that a follower reads: the longest list, with long keys and reasons.
 pub(crate) const LIST_LINE_MAX: usize = 8 << 20;
@@ -41,8 +39,16 @@ pub(crate) enum Message {
     Beat(Beat),
     /// The list in force with present rates, for those who asked.
     Rates(List),
+    /// The list in force stands, and so does all that the last beat of this connection said.
+    Stands(Stands),
+    /// A beat as it goes through the store: the lease, and what is pushed when nothing is new.
+    Lease(Lease),
     /// What a process asked its store for.
     Report(ReportLine),
+    /// It asked for nothing.
+    Quiet(Quiet),
+    /// An operator has ordered something: the document has this version.
+    Ordered(u64),
     /// This list is applied.
     Ack(Version),
     /// This list is refused, and why.
@@ -80,6 +86,8 @@ pub(crate) struct List {
     entries: Vec<Entry>,
     #[serde(default)]
     denied: Vec<WireKey>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    denied_above: Vec<WireKey>,
 }
 
 #[derive(Serialize, Deserialize, Debug)]
@@ -98,12 +106,16 @@ struct Entry {
     reads_per_sec: f64,
     writes_per_sec: f64,
     lower_bound_per_sec: f64,
+    #[serde(default)]
+    saved_per_sec: f64,
     share: f64,
     #[serde(default)]
     reporters: u32,
     hot_for_ms: u64,
     #[serde(default)]
     reason: String,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    above: bool,
 }
 
 #[derive(Serialize, Deserialize, Debug)]
@@ -125,12 +137,27 @@ pub(crate) struct Beat {
     canary_ms: u64,
     interval_ms: u64,
     report_every_ms: u64,
+    #[serde(default)]
+    quiet_every_ms: u64,
     floor_per_sec: f64,
     #[serde(default)]
     reports_stored: bool,
     #[serde(default)]
     channels: u64,
 }
+
+/// Incarnation and version of the list, when this was sent, and the canary.
+#[derive(Serialize, Deserialize, Debug)]
+pub(crate) struct Stands(u64, u64, u64, u64);
+
+/// Issuer, incarnation, version, time to live, when it was sent, canary, interval, quiet interval,
+/// floor, whether reports are stored, channels. Durations and times in milliseconds.
+#[derive(Serialize, Deserialize, Debug)]
+pub(crate) struct Lease(u64, u64, u64, u64, u64, u64, u64, u64, f64, u8, u64);
+
+/// Process, incarnation, window, and when it was sent.
+#[derive(Serialize, Deserialize, Debug)]
+pub(crate) struct Quiet(u64, u64, u64, u64);
 
 #[derive(Serialize, Deserialize, Debug)]
 pub(crate) struct ReportLine {
@@ -150,7 +177,7 @@ pub(crate) struct ReportLine {
 
 /// A rule or a treatment; an empty name is one that this version does not know.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Name(&'static str);
+pub(crate) struct Name(&'static str);
 
 const NAMES: [&str; 7] = ["near", "copies", "salt", "shed", "detected", "pinned", "scheduled"];
 
@@ -238,11 +265,11 @@ fn from_hex(hex: &str) -> Option<Vec<u8>> {
 }
 
 /// Milliseconds, cut to what a list may ask for.
-fn ms(d: Duration) -> u64 {
+pub(crate) fn ms(d: Duration) -> u64 {
     u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn treatment_name(treatment: Treatment) -> (Name, Option<u32>, Option<u32>) {
+pub(crate) fn treatment_name(treatment: Treatment) -> (Name, Option<u32>, Option<u32>) {
     let (name, copies, slots) = match treatment {
         Treatment::Near => ("near", None, None),
         Treatment::Copies { copies } => ("copies", Some(copies), None),
@@ -252,7 +279,11 @@ fn treatment_name(treatment: Treatment) -> (Name, Option<u32>, Option<u32>) {
     (Name(name), copies, slots)
 }
 
-fn treatment_of(name: Name, copies: Option<u32>, slots: Option<u32>) -> Option<Treatment> {
+pub(crate) fn treatment_of(
+    name: Name,
+    copies: Option<u32>,
+    slots: Option<u32>,
+) -> Option<Treatment> {
     Some(match name.0 {
         "near" => Treatment::Near,
         "copies" => Treatment::Copies { copies: copies? },
@@ -284,10 +315,12 @@ impl Entry {
             reads_per_sec: entry.reads_per_sec,
             writes_per_sec: entry.writes_per_sec,
             lower_bound_per_sec: entry.lower_bound_per_sec,
+            saved_per_sec: entry.saved_per_sec,
             share: entry.share,
             reporters: entry.reporters,
             hot_for_ms: ms(entry.hot_for),
             reason: entry.reason.clone(),
+            above: entry.above,
         }
     }
 
@@ -311,10 +344,12 @@ impl Entry {
             reads_per_sec: self.reads_per_sec,
             writes_per_sec: self.writes_per_sec,
             lower_bound_per_sec: self.lower_bound_per_sec,
+            saved_per_sec: self.saved_per_sec,
             share: self.share,
             reporters: self.reporters,
             hot_for: Duration::from_millis(self.hot_for_ms),
             reason: self.reason,
+            above: self.above,
             ..FleetKey::named(Key::from(self.key.0), rule, Treatment::Near)
         })
     }
@@ -330,6 +365,7 @@ impl List {
             sent_ms: list.sent_ms,
             entries: list.entries.iter().map(Entry::of).collect(),
             denied: list.denied.iter().map(|key| WireKey(key.to_vec())).collect(),
+            denied_above: list.denied_above.iter().map(|key| WireKey(key.to_vec())).collect(),
         }
     }
 
@@ -349,6 +385,7 @@ impl List {
             sent_ms: self.sent_ms,
             entries,
             denied: self.denied.into_iter().map(|key| Key::from(key.0)).collect(),
+            denied_above: self.denied_above.into_iter().map(|key| Key::from(key.0)).collect(),
         };
         (list, skipped)
     }
@@ -365,14 +402,14 @@ impl Beat {
             canary_ms: beat.canary_ms,
             interval_ms: ms(beat.interval),
             report_every_ms: ms(beat.report_every),
-            floor_per_sec: beat.floor_per_sec,
+            quiet_every_ms: ms(beat.quiet_every),
+            floor_per_sec: rounded(beat.floor_per_sec),
             reports_stored: beat.reports_stored,
             channels: beat.channels,
         }
     }
 
     pub(crate) fn read(self) -> Heartbeat {
-        let floor = self.floor_per_sec;
         Heartbeat {
             issuer: self.issuer,
             edition: Edition { incarnation: self.incarnation, version: self.version },
@@ -381,10 +418,92 @@ impl Beat {
             canary_ms: self.canary_ms,
             interval: Duration::from_millis(self.interval_ms),
             report_every: Duration::from_millis(self.report_every_ms),
-            floor_per_sec: if floor.is_finite() { floor.max(0.0) } else { 0.0 },
+            quiet_every: Duration::from_millis(self.quiet_every_ms),
+            floor_per_sec: floor(self.floor_per_sec),
             reports_stored: self.reports_stored,
             channels: self.channels,
         }
+    }
+}
+
+/// A floor need not be known more exactly; rounded down, it leaves nothing out.
+fn rounded(floor: f64) -> f64 {
+    if floor > 1e9 { floor.floor() } else { (floor * 1e3).floor() / 1e3 }
+}
+
+fn floor(floor: f64) -> f64 {
+    if floor.is_finite() { floor.max(0.0) } else { 0.0 }
+}
+
+impl Stands {
+    pub(crate) fn of(beat: &Heartbeat) -> Stands {
+        let Edition { incarnation, version } = beat.edition;
+        Stands(incarnation, version, beat.sent_ms, beat.canary_ms)
+    }
+
+    /// `last` with what this says.
+    pub(crate) fn read(self, last: &Heartbeat) -> Heartbeat {
+        let Stands(incarnation, version, sent_ms, canary_ms) = self;
+        Heartbeat { edition: Edition { incarnation, version }, sent_ms, canary_ms, ..*last }
+    }
+}
+
+impl Lease {
+    pub(crate) fn of(beat: &Heartbeat) -> Lease {
+        Lease(
+            beat.issuer,
+            beat.edition.incarnation,
+            beat.edition.version,
+            ms(beat.ttl),
+            beat.sent_ms,
+            beat.canary_ms,
+            ms(beat.interval),
+            ms(beat.quiet_every),
+            rounded(beat.floor_per_sec),
+            u8::from(beat.reports_stored),
+            beat.channels,
+        )
+    }
+
+    pub(crate) fn read(self) -> Heartbeat {
+        let interval = Duration::from_millis(self.6);
+        Heartbeat {
+            issuer: self.0,
+            edition: Edition { incarnation: self.1, version: self.2 },
+            ttl: Duration::from_millis(self.3),
+            sent_ms: self.4,
+            canary_ms: self.5,
+            interval,
+            report_every: interval,
+            quiet_every: Duration::from_millis(self.7),
+            floor_per_sec: floor(self.8),
+            reports_stored: self.9 != 0,
+            channels: self.10,
+        }
+    }
+}
+
+impl Quiet {
+    pub(crate) fn read(self) -> (Reporter, u64, Report) {
+        let Quiet(process, incarnation, window, sent_ms) = self;
+        (Reporter { process, incarnation, window }, sent_ms, Report::nothing())
+    }
+}
+
+/// The message of a report: the short one where there is nothing to say.
+pub(crate) fn report(from: Reporter, sent_ms: u64, report: &Report) -> Message {
+    if report.is_nothing() {
+        return Message::Quiet(Quiet(from.process, from.incarnation, from.window, sent_ms));
+    }
+    Message::Report(ReportLine::of(from, sent_ms, report))
+}
+
+/// Who reports, when it was sent, and what; `None` for any other message.
+pub(crate) fn read_report(message: Message) -> Option<(Reporter, u64, Report)> {
+    match message {
+        Message::Report(report) => Some(report.read()),
+        Message::Quiet(quiet) => Some(quiet.read()),
+        _ => None,
     }
 }
 
@@ -444,46 +563,6 @@ pub(crate) fn read(line: &[u8]) -> Result<Message, Refusal> {
     serde_json::from_slice(line).map_err(|_| Refusal::Malformed)
 }
 
-/// Lines of a stream, none longer than `max`.
-#[derive(Debug)]
-pub(crate) struct Lines<R> {
-    from: R,
-    held: Vec<u8>,
-    /// Up to here `held` has no line end.
-    searched: usize,
-    max: usize,
-}
-
-impl<R: AsyncRead + Unpin> Lines<R> {
-    pub(crate) fn new(from: R, max: usize) -> Lines<R> {
-        Lines { from, held: Vec::new(), searched: 0, max }
-    }
-
-    /// The next line without its end; `None` at the end of the stream.
-    ///
-    /// # Cancel safety
-    /// Dropping the future loses nothing: what was read is kept for the next call.
-    pub(crate) async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
-        loop {
-            if let Some(at) = self.held[self.searched..].iter().position(|b| *b == b'\n') {
-                let rest = self.held.split_off(self.searched + at + 1);
-                let mut line = std::mem::replace(&mut self.held, rest);
-                self.searched = 0;
-                line.pop();
-                return Ok(Some(line));
-            }
-            self.searched = self.held.len();
-            if self.held.len() > self.max {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "the line is too long"));
-            }
-            self.held.reserve(16 << 10);
-            if self.from.read_buf(&mut self.held).await? == 0 {
-                return Ok(None);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -492,6 +571,7 @@ mod tests {
     fn a_list_reads_back_as_it_was_written() {
         let mut near = FleetKey::named(Key::from("post:\"9\"\n"), Rule::Detected, Treatment::Near);
         near.reason = "160/s ± 22/s".into();
+        near.above = true;
         near.ttl = Some(Duration::from_millis(700));
         near.advice = Some(Treatment::Copies { copies: 3 });
         let salt = Treatment::Salt { slots: 16 };
@@ -503,11 +583,44 @@ mod tests {
             sent_ms: 10,
             entries: vec![near, odd],
             denied: vec![Key::from("no")],
+            denied_above: vec![Key::from("no")],
         };
         let line = line(&Message::List(List::of(&list)));
         assert_eq!(line.iter().filter(|b| **b == b'\n').count(), 1, "one line");
         let Ok(Message::List(back)) = read(&line) else { panic!() };
         assert_eq!(back.read(), (list, 0));
+    }
+
+    #[test]
+    fn what_is_short_on_the_wire_reads_back_whole() {
+        let beat = Heartbeat {
+            issuer: (1 << 53) - 1,
+            edition: Edition { incarnation: 1_796_061_600_000, version: 9 },
+            ttl: Duration::from_secs(5),
+            sent_ms: 1_796_061_600_001,
+            canary_ms: 1_796_061_600_002,
+            interval: Duration::from_millis(500),
+            report_every: Duration::from_millis(500),
+            quiet_every: Duration::from_secs(2),
+            floor_per_sec: 13.333,
+            reports_stored: true,
+            channels: 4,
+        };
+        let lease = line(&Message::Lease(Lease::of(&beat)));
+        assert!(lease.len() < 110, "{}", lease.len());
+        let Ok(Message::Lease(back)) = read(&lease) else { panic!() };
+        assert_eq!(back.read(), beat);
+        let later = Heartbeat { sent_ms: 1_796_061_600_501, ..beat };
+        let stands = line(&Message::Stands(Stands::of(&later)));
+        assert!(stands.len() < 64, "{}", stands.len());
+        let Ok(Message::Stands(back)) = read(&stands) else { panic!() };
+        assert_eq!(back.read(&beat), later);
+        let from = Reporter { process: beat.issuer, incarnation: beat.sent_ms, window: 7 };
+        let quiet = line(&report(from, beat.sent_ms, &Report::nothing()));
+        assert!(quiet.len() < 70, "{}", quiet.len());
+        let told = read_report(read(&quiet).unwrap());
+        assert_eq!(told, Some((from, beat.sent_ms, Report::nothing())));
+        assert!(read(br#"{"stands":[1,2,3]}"#).is_err() && read(br#"{"lease":[1]}"#).is_err());
     }
 
     #[test]
@@ -521,21 +634,5 @@ mod tests {
         assert_eq!((list.entries.len(), skipped), (0, 1));
         assert!(read(br#"{"shout":{}}"#).is_err() && read(b"{}").is_err() && read(b"").is_err());
         assert!(serde_json::from_str::<WireKey>(r#"{"hex":"0g"}"#).is_err());
-    }
-
-    #[test]
-    fn a_line_without_an_end_is_given_up_at_its_cap() {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        runtime.block_on(async {
-            let mut lines = Lines::new(tokio::io::repeat(b'x'), 1 << 20);
-            assert_eq!(lines.next().await.unwrap_err().kind(), io::ErrorKind::InvalidData);
-            assert!(lines.held.capacity() <= 4 << 20, "{}", lines.held.capacity());
-            let mut lines = Lines::new(&b"a\n\nbc\nd"[..], 9);
-            let mut all = Vec::new();
-            while let Some(line) = lines.next().await.unwrap() {
-                all.push(line);
-            }
-            assert_eq!(all, [b"a".to_vec(), b"".to_vec(), b"bc".to_vec()]);
-        });
     }
 }

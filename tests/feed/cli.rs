@@ -37,6 +37,12 @@ fn an_operator_lists_explains_pins_denies_and_watches() {
     assert_eq!(text(&heatsink(&dir.0, &["allow", "launch"])), "allowed\n");
     assert_eq!(text(&heatsink(&dir.0, &["unpin", "launch"])), "unpinned\n");
     assert_eq!(text(&heatsink(&dir.0, &["unpin", "launch"])), "was not pinned\n");
+    let set = ["override", "launch", "near", "--ttl", "200ms", "--lasts", "6h"];
+    assert_eq!(text(&heatsink(&dir.0, &set)), "set\n");
+    let told = text(&heatsink(&dir.0, &["explain", "launch"]));
+    for decided in ["pinned by", "denied by", "denial taken back", "values for 200 ms"] {
+        assert!(told.contains(decided), "each decision of the last hour: {told}");
+    }
     watch.kill().unwrap();
     watch.wait().unwrap();
 }
@@ -53,7 +59,7 @@ fn the_live_view_shows_the_list_and_ends_on_q() {
         if pid == 0: os.execv(sys.argv[1], sys.argv[1:])\n\
         fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack('HHHH', 24, 100, 0, 0))\n\
         out, end = b'', time.time() + 10\n\
-        while b'launch' not in out and time.time() < end:\n\
+        while not (b'launch' in out and b'saved/s' in out) and time.time() < end:\n\
         \x20   if select.select([fd], [], [], 0.1)[0]: out += os.read(fd, 65536)\n\
         os.write(fd, b'q')\n\
         print('launch' if b'launch' in out else out)\n\
@@ -88,6 +94,8 @@ fn errors_say_what_is_wrong() {
     assert!(told(&["list"], &dir.0.join("no"), 1).contains("cannot be looked at"));
     assert!(told(&["lsit"], &dir.0, 2).contains("unknown command: lsit"));
     assert!(told(&["pin"], &dir.0, 2).contains("pin of what?"));
+    assert!(told(&["override", "k", "salt"], &dir.0, 2).contains("override needs"));
+    assert!(told(&["pin", "k", "--lasts", "5"], &dir.0, 2).contains("--lasts needs a time"));
     let known = dir.0.join("known");
     std::fs::write(&known, "{\"key\":\"a\"}\n{\"prefix\":\"m:\",\"form\":1}").unwrap();
     let known = known.to_str().unwrap();

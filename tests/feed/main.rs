@@ -8,6 +8,7 @@
 )]
 #![allow(clippy::allow_attributes, reason = "not every module needs each of them")]
 
+mod budget;
 #[cfg(feature = "cli")]
 mod cli;
 mod fleet;

@@ -222,23 +222,85 @@ fn a_handle_has_one_feed_and_may_have_another_after_it() {
     let _again = hs.serve_feed_with(&dir.0, Options::new(), Some(fleet())).unwrap();
 }
 
+/// All twenty processes of a host, one of which serves, is the relay to the fleet, and leads it.
 #[test]
-fn idle_siblings_send_and_hear_less_than_a_kibibyte_a_second() {
-    let dir = Dir::new();
+fn idle_siblings_and_their_relay_send_and_hear_less_than_a_kibibyte_a_second() {
+    let (dir, store) = (Dir::new(), MemoryStore::new(1));
     let idle = || {
         let hs = Heatsink::new(MemoryStore::new(1)).unwrap();
-        let feed = hs.serve_feed(&dir.0).unwrap();
+        let fleet = feed::Fleet::over(store.clone()).unwrap();
+        let feed = hs.serve_feed_with(&dir.0, Options::new(), Some(fleet)).unwrap();
         (hs, feed)
     };
-    let all: Vec<(Heatsink, Feed)> = (0..2).map(|_| idle()).collect();
-    until(LONG, "both have a list", || all.iter().all(|(_, f)| f.list().is_some()));
-    let bytes = |f: &Feed| f.stats().bytes_in + f.stats().bytes_out;
-    let before: Vec<u64> = all.iter().map(|(_, f)| bytes(f)).collect();
-    let from = Instant::now();
-    std::thread::sleep(Duration::from_secs(4));
+    let all: Vec<(Heatsink, Feed)> = (0..20).map(|_| idle()).collect();
+    let relay = || all.iter().find_map(|(_, f)| f.fleet_stats());
+    until(LONG, "all have a list", || all.iter().all(|(_, f)| f.list().is_some()));
+    until(LONG, "the relay leads the fleet", || relay().is_some_and(|r| r.leads));
+    // Two windows more, and all are known to be idle.
+    std::thread::sleep(Duration::from_secs(2));
+    let bytes = |s: feed::FeedStats| s.bytes_in + s.bytes_out;
+    let before: Vec<u64> = all.iter().map(|(_, f)| bytes(f.stats())).collect();
+    let (relay_before, from) = (relay().map_or(0, bytes), Instant::now());
+    std::thread::sleep(Duration::from_secs(6));
+    let per_sec = |n: u64| n as f64 / from.elapsed().as_secs_f64();
     for ((_, f), before) in all.iter().zip(before) {
-        let per_sec = (bytes(f) - before) as f64 / from.elapsed().as_secs_f64();
-        println!("leads {}: {per_sec:.0} bytes/s", f.stats().leads);
-        assert!(per_sec < 1_024.0, "{per_sec}");
+        let own = per_sec(bytes(f.stats()) - before);
+        if f.stats().leads {
+            let fleet = per_sec(relay().map_or(0, bytes) - relay_before);
+            println!("serves 19: {own:.0} bytes/s; as the fleet's aggregator {fleet:.0} bytes/s");
+            assert!(fleet > 0.0 && fleet < 1_024.0, "{fleet}");
+        }
+        assert!(own < 1_024.0, "{own}");
     }
+}
+
+/// The host's relay passes an operator's order on to the fleet, and the host's own goes first.
+#[test]
+fn an_operators_order_on_one_host_reaches_the_processes_of_another() {
+    let store = MemoryStore::new(1);
+    let host = || {
+        let dir = Dir::new();
+        let hs = Heatsink::new(MemoryStore::new(1)).unwrap();
+        let fleet = feed::Fleet::over(store.clone()).unwrap();
+        let feed = hs.serve_feed_with(&dir.0, Options::new(), Some(fleet)).unwrap();
+        (dir, hs, feed)
+    };
+    let hosts = [host(), host()];
+    let treats = |i: usize| hosts[i].1.control().treated().contains(&"launch".into());
+    until(LONG, "a relay leads the fleet", || {
+        hosts.iter().any(|(_, _, f)| f.fleet_stats().is_some_and(|s| s.leads))
+    });
+    let mut operator = feed::Operator::connect(&hosts[0].0.0).unwrap();
+    operator.pin("launch").unwrap();
+    let took = until(LONG, "both hosts treat it", || treats(0) && treats(1));
+    println!("an order on one host is obeyed on both after {took:?}");
+    let told = feed::Operator::connect(&hosts[1].0.0).unwrap().explain("launch").unwrap();
+    assert!(
+        told.iter().any(|l| l.contains("fleet: near cache (pinned by an operator")),
+        "{told:?}"
+    );
+    assert!(operator.order_host("launch", feed::Order::deny()).unwrap());
+    until(LONG, "this host denies it", || !treats(0));
+    assert!(treats(1), "the other one does not");
+    assert!(operator.order_host("launch", feed::Order::allow()).unwrap());
+    assert!(operator.unpin("launch").unwrap() && !operator.unpin("launch").unwrap());
+    until(LONG, "neither host treats it", || !treats(0) && !treats(1));
+    assert!(operator.pin("x".repeat(2_000)).is_err());
+}
+
+#[test]
+fn after_a_shutdown_the_feed_ends_and_nothing_is_treated_any_more() {
+    let dir = Dir::new();
+    let process = Process::start(&dir.0);
+    until(LONG, "it serves", || process.leads());
+    assert_eq!(ask(&dir.0, r#"{"pin":{"key":"launch"}}"#), "{\"ok\":true}\n");
+    until(LONG, "it treats it", || process.hs.control().treated().contains(&"launch".into()));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(process.hs.shutdown());
+    assert!(process.hs.control().treated().is_empty());
+    until(LONG, "nobody serves", || UnixStream::connect(dir.0.join("admin.sock")).is_err());
+    let _ = process.hs.control().pin("late", heatsink::Treatment::near());
+    std::thread::sleep(Duration::from_millis(600));
+    assert!(process.hs.control().treated().is_empty());
+    assert!(process.feed.as_ref().unwrap().list().is_none());
 }

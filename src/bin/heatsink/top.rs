@@ -55,12 +55,14 @@ fn draw(frame: &mut Frame<'_>, list: Option<&Arc<FleetList>>, following: &Follow
         Constraint::Min(24),
         Constraint::Length(10),
         Constraint::Length(10),
+        Constraint::Length(10),
         Constraint::Length(7),
         Constraint::Length(14),
         Constraint::Length(10),
         Constraint::Length(9),
     ];
-    let names = ["key", "reads/s", "writes/s", "share", "treatment", "processes", "since"];
+    let names =
+        ["key", "reads/s", "writes/s", "saved/s", "share", "treatment", "processes", "since"];
     let header = Row::new(names).style(Style::new().add_modifier(Modifier::BOLD));
     frame.render_widget(Table::new(rows.unwrap_or_default(), widths).header(header), body);
 }
@@ -70,6 +72,7 @@ fn row(e: &FleetKey) -> Row<'static> {
         e.key.to_string(),
         format!("{:.0}", e.reads_per_sec),
         format!("{:.0}", e.writes_per_sec),
+        format!("{:.0}", e.saved_per_sec),
         format!("{:.1} %", 100.0 * e.share),
         e.treatment.map_or_else(|| "-".into(), |t| t.to_string()),
         e.reporters.to_string(),

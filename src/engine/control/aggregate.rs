@@ -16,21 +16,20 @@
 //! that they are told ([`Aggregator::floor_per_sec`]) add up to half of the threshold.
 
 use super::super::time::Tick;
-use super::fleet::FleetKey;
+use super::fleet::{FleetKey, FleetList};
+use super::history::{Decided, History};
 use super::hotlist::Rule;
 use super::hysteresis::{Band, Switch};
 use super::merge::{Limits, Merge, Merged, Refused, Report, ReportKey};
+use super::orders::{Orders, Treat};
 use super::treat::{self, Class, Rates, Situation, Treatment};
 use crate::key::Key;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-/// Decisions that are remembered, for at most [`HISTORY`].
+/// Decisions that are remembered.
 pub const HISTORY_MAX: usize = 4_096;
-
-/// How long a decision is remembered.
-pub const HISTORY: Duration = Duration::from_secs(3_600);
 
 /// How a group decides.
 #[derive(Clone, Debug)]
@@ -47,6 +46,8 @@ pub struct Options {
     pub window: Duration,
     /// A reporter that is silent for longer is forgotten. Default: 5 s.
     pub reporter_ttl: Duration,
+    /// The same for one that was asked for nothing when it last reported. Default: 30 s.
+    pub quiet_ttl: Duration,
     /// Hot keys, pins, and denials, each. Default: 4,096.
     pub entries_max: usize,
     /// Named keys of all reports together, each as often as it is named. Default: 524,288, about
@@ -67,6 +68,7 @@ impl Default for Options {
             z: 1.75,
             window: Duration::from_secs(1),
             reporter_ttl: Duration::from_secs(5),
+            quiet_ttl: Duration::from_secs(30),
             entries_max: 4_096,
             named_max: 524_288,
             limits: Limits { entries_max: 1_024, ..Limits::default() },
@@ -128,17 +130,6 @@ pub struct Counts {
     pub full: u64,
 }
 
-/// A decision, and why.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Decided {
-    /// When.
-    pub at: Tick,
-    /// About which key.
-    pub key: Key,
-    /// What, and why, for people.
-    pub what: String,
-}
-
 #[derive(Clone, Debug)]
 struct Reporter {
     incarnation: u64,
@@ -163,12 +154,11 @@ pub struct Aggregator {
     reporters: BTreeMap<u64, Reporter>,
     named: usize,
     hot: BTreeMap<Key, Hot>,
-    pins: BTreeMap<Key, Tick>,
-    denied: BTreeSet<Key>,
+    orders: Orders,
     due: Option<Tick>,
     version: u64,
     counts: Counts,
-    history: VecDeque<Decided>,
+    history: History,
 }
 
 impl Aggregator {
@@ -179,37 +169,35 @@ impl Aggregator {
         let limits = Limits { weighed_max: half.max(1.0) as u64, ..options.limits };
         Aggregator {
             merge: Merge::new(options.window, limits),
+            orders: Orders::new(options.entries_max),
             options,
             reporters: BTreeMap::new(),
             named: 0,
             hot: BTreeMap::new(),
-            pins: BTreeMap::new(),
-            denied: BTreeSet::new(),
             due: None,
             version: 0,
             counts: Counts::default(),
-            history: VecDeque::new(),
+            history: History::new(HISTORY_MAX),
         }
     }
 
     /// Goes on where another issuer stopped: what its last list held is hot until this one knows
-    /// better.
-    pub fn inherit<'a>(
-        &mut self,
-        now: Tick,
-        entries: impl IntoIterator<Item = &'a FleetKey>,
-        denied: &[Key],
-    ) {
-        for entry in entries {
+    /// better. What operators of the group above have ordered is that group's to say.
+    pub fn inherit(&mut self, now: Tick, list: &FleetList) {
+        for entry in &list.entries {
             let since = now.before(entry.hot_for);
-            if entry.rule == Rule::Pinned {
-                self.pins.insert(entry.key.clone(), since);
+            if entry.rule == Rule::Pinned && !entry.above {
+                let treatment = entry.treatment.unwrap_or(Treatment::Near);
+                let order = Treat { treatment, ttl: entry.ttl, since, until: None };
+                self.orders.treat(entry.key.clone(), order);
             } else if self.hot.len() < self.options.entries_max {
                 let read_hot = entry.treatment == Some(Treatment::Near);
                 self.hot.insert(entry.key.clone(), Hot::new(since, read_hot));
             }
         }
-        self.denied.extend(denied.iter().take(self.options.entries_max).cloned());
+        for key in list.denied.iter().filter(|key| !list.denied_above.contains(key)) {
+            self.orders.deny(key.clone(), None);
+        }
         self.version += 1;
     }
 
@@ -258,9 +246,10 @@ impl Aggregator {
         Ok(())
     }
 
-    /// How long a reporter may be silent from now on: where reports come more rarely, longer.
-    pub fn set_reporter_ttl(&mut self, ttl: Duration) {
-        self.options.reporter_ttl = ttl;
+    /// How long a reporter may be silent from now on, and one that was asked for nothing: where
+    /// reports come more rarely, longer.
+    pub fn set_reporter_ttl(&mut self, ttl: Duration, quiet_ttl: Duration) {
+        (self.options.reporter_ttl, self.options.quiet_ttl) = (ttl, quiet_ttl);
     }
 
     /// A reporter is gone, and what it reported with it.
@@ -271,8 +260,12 @@ impl Aggregator {
         }
     }
 
-    /// Ends a window, when one is due: silent reporters are forgotten, cool keys demoted.
+    /// Ends a window, when one is due: silent reporters are forgotten, cool keys demoted. Orders
+    /// end when their time is over.
     pub fn handle_timeout(&mut self, now: Tick) {
+        for (key, what) in self.orders.handle_timeout(now) {
+            self.decided(now, key, what.into());
+        }
         if self.due.is_none_or(|due| now < due) {
             return;
         }
@@ -313,19 +306,23 @@ impl Aggregator {
         self.due
     }
 
-    /// Has every process of the group treat `key`; whether there was room.
+    /// Has every process of the group keep `key` near; whether there was room.
     pub fn pin(&mut self, now: Tick, key: Key) -> bool {
-        let room = self.pins.len() < self.options.entries_max || self.pins.contains_key(&key);
+        self.order(now, key, Treat::near(now))
+    }
+
+    /// Has every process of the group treat `key` as ordered; whether there was room.
+    pub fn order(&mut self, now: Tick, key: Key, order: Treat) -> bool {
+        let room = self.orders.treat(key.clone(), order);
         if room {
-            self.pins.entry(key.clone()).or_insert(now);
-            self.decided(now, key, "pinned by an operator".into());
+            self.decided(now, key, order.what());
         }
         room
     }
 
-    /// Takes a pin back; whether there was one.
+    /// Takes an order to treat `key` back; whether there was one.
     pub fn unpin(&mut self, now: Tick, key: &Key) -> bool {
-        let was = self.pins.remove(key).is_some();
+        let was = self.orders.untreat(key);
         if was {
             self.decided(now, key.clone(), "pin taken back".into());
         }
@@ -333,10 +330,9 @@ impl Aggregator {
     }
 
     /// Has no process of the group treat `key`; whether there was room.
-    pub fn deny(&mut self, now: Tick, key: Key) -> bool {
-        let room = self.denied.len() < self.options.entries_max || self.denied.contains(&key);
+    pub fn deny(&mut self, now: Tick, key: Key, until: Option<Tick>) -> bool {
+        let room = self.orders.deny(key.clone(), until);
         if room {
-            self.denied.insert(key.clone());
             self.decided(now, key, "denied by an operator".into());
         }
         room
@@ -344,11 +340,23 @@ impl Aggregator {
 
     /// Takes a denial back; whether there was one.
     pub fn allow(&mut self, now: Tick, key: &Key) -> bool {
-        let was = self.denied.remove(key);
+        let was = self.orders.allow(key);
         if was {
             self.decided(now, key.clone(), "denial taken back".into());
         }
         was
+    }
+
+    /// What operators have ordered elsewhere, in place of all orders so far.
+    pub fn replace_orders(&mut self, now: Tick, orders: Orders) {
+        for (key, what) in self.orders.replace(orders) {
+            self.decided(now, key, what);
+        }
+    }
+
+    /// Remembers what was decided elsewhere, for those who ask why.
+    pub fn note(&mut self, at: Tick, key: Key, what: String) {
+        self.history.note(at, key, what);
     }
 
     /// Raised by every change of a verdict.
@@ -388,25 +396,31 @@ impl Aggregator {
         let mut found: Vec<FleetKey> = self
             .hot
             .iter()
-            .filter(|(key, _)| !self.pins.contains_key(*key))
+            .filter(|(key, _)| self.orders.get(key).is_none())
             .map(|(key, hot)| self.entry(now, key, hot))
             .collect();
         found.sort_by(|a, b| {
             b.total_per_sec().total_cmp(&a.total_per_sec()).then_with(|| a.key.cmp(&b.key))
         });
-        let pinned = self.pins.iter().map(|(key, since)| {
-            let numbers =
-                Hot { last: self.merge.get(&ReportKey::new(key, 0)), ..Hot::new(*since, true) };
-            FleetKey { rule: Rule::Pinned, reason: String::new(), ..self.entry(now, key, &numbers) }
+        let ordered = self.orders.treats().map(|(key, order)| {
+            let last = self.merge.get(&ReportKey::new(key, 0));
+            let numbers = Hot { last, ..Hot::new(order.since, true) };
+            FleetKey {
+                rule: Rule::Pinned,
+                treatment: Some(order.treatment),
+                ttl: order.ttl,
+                reason: String::new(),
+                ..self.entry(now, key, &numbers)
+            }
         });
-        let all = pinned.chain(found).filter(|e| !self.denied.contains(&e.key));
+        let all = ordered.chain(found).filter(|e| !self.orders.denies(&e.key));
         all.take(self.options.entries_max).collect()
     }
 
     /// The keys that no process may treat.
     #[must_use]
     pub fn denied(&self) -> Vec<Key> {
-        self.denied.iter().cloned().collect()
+        self.orders.denied().cloned().collect()
     }
 
     /// The sum of what was reported of `key`.
@@ -417,7 +431,7 @@ impl Aggregator {
 
     /// What was decided in the last hour, oldest first.
     pub fn history(&self, now: Tick) -> impl Iterator<Item = &Decided> {
-        self.history.iter().filter(move |d| now.since(d.at) <= HISTORY)
+        self.history.recent(now)
     }
 
     fn band(&self) -> Band {
@@ -454,11 +468,12 @@ impl Aggregator {
     }
 
     fn age_out(&mut self, now: Tick) {
-        let ttl = self.options.reporter_ttl;
+        let Options { reporter_ttl, quiet_ttl, .. } = self.options;
+        let ttl = |r: &Reporter| if r.report.is_nothing() { quiet_ttl } else { reporter_ttl };
         let silent: Vec<u64> = self
             .reporters
             .iter()
-            .filter(|(_, r)| now.since(r.at) > ttl)
+            .filter(|(_, r)| now.since(r.at) > ttl(r))
             .map(|(process, _)| *process)
             .collect();
         for process in silent {
@@ -471,11 +486,7 @@ impl Aggregator {
 
     fn decided(&mut self, at: Tick, key: Key, what: String) {
         self.version += 1;
-        let old = |d: &Decided| at.since(d.at) > HISTORY;
-        while self.history.len() >= HISTORY_MAX || self.history.front().is_some_and(old) {
-            self.history.pop_front();
-        }
-        self.history.push_back(Decided { at, key, what });
+        self.note(at, key, what);
     }
 
     fn entry(&self, now: Tick, key: &Key, hot: &Hot) -> FleetKey {
@@ -493,6 +504,8 @@ impl Aggregator {
             reads_per_sec: fleet.reads_per_sec,
             writes_per_sec: fleet.writes_per_sec,
             lower_bound_per_sec: merged.map_or(0.0, |m| m.lower_bound() as f64 / window),
+            saved_per_sec: merged
+                .map_or(0.0, |m| m.lower_bound().saturating_sub(m.loads) as f64 / window),
             share: if total > 0.0 { (fleet.total() / total).min(1.0) } else { 0.0 },
             reporters: merged.map_or(0, |m| m.reporters),
             hot_for: now.since(hot.since),
@@ -653,10 +666,16 @@ mod tests {
         let mut first = group(100.0);
         (0..4).for_each(|p| first.handle_report(at(0), from(p, 1), report(&[("a", 50)])).unwrap());
         first.pin(at(0), "p".into());
-        first.deny(at(0), "d".into());
+        first.deny(at(0), "d".into(), None);
         let mut next = group(100.0);
-        next.inherit(at(100), &first.entries(at(100)), &first.denied());
-        assert_eq!((keys(&next), next.denied()), (keys(&first), first.denied()));
+        let mut list = FleetList { entries: first.entries(at(100)), ..FleetList::default() };
+        list.denied = vec!["d".into(), "x".into()];
+        list.denied_above = vec!["x".into()];
+        let pin = FleetKey::named("q".into(), Rule::Pinned, Treatment::Salt { slots: 8 });
+        list.entries.push(FleetKey { above: true, ..pin });
+        next.inherit(at(100), &list);
+        assert_eq!(next.denied(), first.denied());
+        assert!(next.orders.get(&"q".into()).is_none() && keys(&next).contains(&"q".into()));
         next.handle_report(at(100), from(7, 1), report(&[])).unwrap();
         for ms in (100..10_000).step_by(100) {
             next.handle_timeout(at(ms));
@@ -667,7 +686,7 @@ mod tests {
     #[test]
     fn a_denial_outranks_a_pin() {
         let mut group = group(100.0);
-        assert!(group.pin(at(0), "a".into()) && group.deny(at(0), "a".into()));
+        assert!(group.pin(at(0), "a".into()) && group.deny(at(0), "a".into(), None));
         assert!(keys(&group).is_empty());
         assert!(group.allow(at(0), &"a".into()) && !group.allow(at(0), &"a".into()));
         assert_eq!(keys(&group), ["a"]);

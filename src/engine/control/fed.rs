@@ -90,6 +90,10 @@ impl Fed {
         self.keys.get(key).map(|k| k.reporters)
     }
 
+    pub(crate) fn get(&self, key: &Key) -> Option<&FedKey> {
+        self.keys.get(key)
+    }
+
     pub(crate) fn keys(&self) -> impl Iterator<Item = (&Key, &FedKey)> {
         self.keys.iter()
     }

@@ -36,6 +36,8 @@ pub struct FleetKey {
     pub writes_per_sec: f64,
     /// Requests a second that there were at least.
     pub lower_bound_per_sec: f64,
+    /// Of these, requests a second that the store did not see: served from memory, or combined.
+    pub saved_per_sec: f64,
     /// Its part of all requests, from 0 to 1.
     pub share: f64,
     /// How many processes (or relays of a host) named it.
@@ -44,6 +46,8 @@ pub struct FleetKey {
     pub hot_for: Duration,
     /// Why, for people.
     pub reason: String,
+    /// Whether the group above has said so: the fleet of a host, the whole of a region.
+    pub above: bool,
 }
 
 impl FleetKey {
@@ -59,10 +63,12 @@ impl FleetKey {
             reads_per_sec: 0.0,
             writes_per_sec: 0.0,
             lower_bound_per_sec: 0.0,
+            saved_per_sec: 0.0,
             share: 0.0,
             reporters: 0,
             hot_for: Duration::ZERO,
             reason: String::new(),
+            above: false,
         }
     }
 
@@ -99,9 +105,22 @@ pub struct FleetList {
     pub entries: Vec<FleetKey>,
     /// Keys that no process may treat.
     pub denied: Vec<Key>,
+    /// Those of them that the group above denies.
+    pub denied_above: Vec<Key>,
 }
 
 impl FleetList {
+    /// What of it the group above has said.
+    #[must_use]
+    pub fn from_above(&self) -> FleetList {
+        FleetList {
+            entries: self.entries.iter().filter(|e| e.above).cloned().collect(),
+            denied: self.denied_above.clone(),
+            denied_above: Vec::new(),
+            ..*self
+        }
+    }
+
     /// The entry of `key`.
     #[must_use]
     pub fn get(&self, key: impl AsRef<[u8]>) -> Option<&FleetKey> {
@@ -127,11 +146,13 @@ pub struct Heartbeat {
     pub interval: Duration,
     /// How often to report.
     pub report_every: Duration,
+    /// How often a process that is asked for nothing says so.
+    pub quiet_every: Duration,
     /// Keys at or below this rate need not be reported.
     pub floor_per_sec: f64,
     /// Reports are to be left in the store: nobody hears them.
     pub reports_stored: bool,
-    /// Over how many channels reports and the list are spread.
+    /// Over how many channels reports are spread.
     pub channels: u64,
 }
 

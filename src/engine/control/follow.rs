@@ -293,8 +293,13 @@ impl Follower {
             if entry.key.len() > caps.key_bytes_max {
                 return Err(Refusal::KeyTooLong);
             }
-            let rates =
-                [entry.reads_per_sec, entry.writes_per_sec, entry.lower_bound_per_sec, entry.share];
+            let rates = [
+                entry.reads_per_sec,
+                entry.writes_per_sec,
+                entry.lower_bound_per_sec,
+                entry.saved_per_sec,
+                entry.share,
+            ];
             if rates.iter().any(|r| !r.is_finite() || *r < 0.0) {
                 return Err(Refusal::Inconsistent);
             }
@@ -303,7 +308,14 @@ impl Follower {
             }
         }
         let long = |key: &Key| key.len() > caps.key_bytes_max;
-        if list.denied.iter().any(long) { Err(Refusal::KeyTooLong) } else { Ok(()) }
+        if list.denied_above.len() > caps.entries_max {
+            return Err(Refusal::TooManyEntries);
+        }
+        if list.denied.iter().chain(&list.denied_above).any(long) {
+            Err(Refusal::KeyTooLong)
+        } else {
+            Ok(())
+        }
     }
 
     fn without_what_we_cannot_do(&mut self, mut list: FleetList) -> FleetList {
@@ -346,6 +358,7 @@ mod tests {
             sent_ms: WALL,
             entries: keys.iter().map(near).collect(),
             denied: Vec::new(),
+            ..FleetList::default()
         }
     }
 
@@ -358,6 +371,7 @@ mod tests {
             canary_ms: 0,
             interval: S,
             report_every: S,
+            quiet_every: S,
             floor_per_sec: 0.0,
             reports_stored: false,
             channels: 1,

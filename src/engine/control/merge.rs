@@ -82,6 +82,19 @@ impl ReportKey {
 }
 
 impl Report {
+    /// Of a process that was asked for nothing.
+    #[must_use]
+    pub fn nothing() -> Report {
+        let duration = Duration::from_secs(1);
+        Report { capacity: 1, floor: 0, one_in: 1, duration, total: 0, entries: Vec::new() }
+    }
+
+    /// Whether it says of every key that it was not asked for.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        self.total == 0 && self.floor == 0 && self.entries.is_empty()
+    }
+
     /// The `entries_max` largest counters of a sketch. What is left out raises the floor.
     #[must_use]
     pub fn of(sketch: &Sketch, one_in: u32, duration: Duration, entries_max: usize) -> Report {

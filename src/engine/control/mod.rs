@@ -29,11 +29,13 @@
 //! - [`copies`]: copies of a read-hot key on several shards.
 
 pub mod aggregate;
+pub mod blend;
 pub mod copies;
 pub mod detect;
 pub mod fed;
 pub mod fleet;
 pub mod follow;
+pub mod history;
 pub mod hotlist;
 pub mod hysteresis;
 mod index;
@@ -41,6 +43,7 @@ pub mod lanes;
 pub mod leasing;
 pub mod merge;
 pub mod operator;
+pub mod orders;
 pub mod registry;
 pub mod reporter;
 pub mod roster;

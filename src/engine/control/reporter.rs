@@ -29,13 +29,14 @@ pub struct Reporter {
     sketch: Sketch,
     start: Tick,
     one_in: u32,
+    too_long: u64,
 }
 
 impl Reporter {
     /// Starts to count. `seed` as in [`Sketch::new`].
     #[must_use]
     pub fn new(now: Tick, seed: u64) -> Reporter {
-        Reporter { sketch: Sketch::new(COUNTERS, seed), start: now, one_in: 1 }
+        Reporter { sketch: Sketch::new(COUNTERS, seed), start: now, one_in: 1, too_long: 0 }
     }
 
     /// Counts one sample.
@@ -49,6 +50,12 @@ impl Reporter {
             write: sample.write,
             loaded: sample.loaded,
         });
+    }
+
+    /// Keys that were left out of reports for their length alone, each as often as it was.
+    #[must_use]
+    pub fn too_long(&self) -> u64 {
+        self.too_long
     }
 
     /// The window so far as a report, and a new window. Keys at or below `floor_per_sec` are not
@@ -73,6 +80,7 @@ impl Reporter {
                     loads: entry.loads().min(count - error),
                 });
             } else {
+                self.too_long += u64::from(!whole && entry.count() as f64 > at_least);
                 floor = floor.max(entry.count());
             }
         }
@@ -115,6 +123,7 @@ mod tests {
             report.entries.iter().map(|e| (e.count, e.key.bytes.to_vec())).collect();
         assert_eq!(named, [(9, b"a".to_vec()), (5, b"b".to_vec())]);
         assert_eq!((report.floor, report.total), (7, 23), "the long key is not named either");
+        assert_eq!(reporter.too_long(), 1, "and counted");
         let empty = reporter.take(now.after(Duration::from_secs(1)), 0.0, 9).unwrap();
         assert_eq!((empty.entries.len(), empty.floor, empty.total), (0, 0, 0));
     }

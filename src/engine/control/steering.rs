@@ -10,13 +10,16 @@
 //!   [`EVENTS_MAX`] events that wait.
 //! - **Source**: quinn-proto's shape: `handle_…` takes, `poll_…` gives.
 
+mod listing;
+
 use super::super::time::Tick;
 use super::detect::{self, Detector, Sample};
 use super::fed::Fed;
 use super::fleet::FleetList;
-use super::hotlist::{HotKey, HotList, Rule};
+use super::history::{Decided, History};
+use super::hotlist::Rule;
 use super::merge::Report;
-use super::operator::{Named, Operator};
+use super::operator::Operator;
 use super::reporter::{self, Reporter};
 use super::shards::Shards;
 use super::sketch::prefix;
@@ -31,6 +34,9 @@ pub const FLIPS_MAX: usize = 4_096;
 
 /// Events that wait for the shell; older ones are dropped first.
 pub const EVENTS_MAX: usize = 4_096;
+
+/// Decisions that are remembered.
+pub const HISTORY_MAX: usize = 1_024;
 
 /// How the parts are set up.
 #[derive(Clone, Debug)]
@@ -107,6 +113,7 @@ pub struct Steering {
     flips: BTreeMap<u64, u32>,
     counts: Counts,
     events: VecDeque<Event>,
+    history: History,
     version: u64,
     changed: bool,
 }
@@ -128,6 +135,7 @@ impl Steering {
             flips: BTreeMap::new(),
             counts: Counts::default(),
             events: VecDeque::new(),
+            history: History::new(HISTORY_MAX),
             version: 0,
             changed: false,
         }
@@ -248,6 +256,12 @@ impl Steering {
         self.reporter.as_mut()?.take(now, floor_per_sec, reporter::ENTRIES_MAX)
     }
 
+    /// See [`Reporter::too_long`].
+    #[must_use]
+    pub fn too_long(&self) -> u64 {
+        self.reporter.as_ref().map_or(0, |reporter| reporter.too_long())
+    }
+
     /// Obeys `list` from now on, or no list at all. `hash` hashes keys as samples are. What a feed
     /// says that has ended is not heard.
     pub fn obey(
@@ -294,7 +308,8 @@ impl Steering {
     /// The keys that stand on the list, whatever is done about them; some may come twice.
     pub fn listed(&self) -> impl Iterator<Item = &Key> {
         let named = self.operator.treated().map(|(key, _)| key);
-        named.chain(self.found.values().map(|f| &f.key))
+        let fed = self.fed.iter().flat_map(|fed| fed.keys()).map(|(key, _)| key);
+        named.chain(self.found.values().map(|f| &f.key)).chain(fed)
     }
 
     /// By whose word `key` is treated, or not.
@@ -325,35 +340,9 @@ impl Steering {
         self.detector.explain(hash)
     }
 
-    /// The list at `now`.
-    #[must_use]
-    pub fn hot_list(&self, now: Tick) -> HotList {
-        let treated: BTreeSet<Key> = self.treated().into_iter().collect();
-        let mut entries: Vec<HotKey> =
-            self.found.iter().map(|(id, f)| self.entry_of_found(now, id.0, f, &treated)).collect();
-        let mut on_it: BTreeSet<&Key> = self.found.values().map(|f| &f.key).collect();
-        for (key, named) in self.operator.treated() {
-            if on_it.insert(key) {
-                entries.push(self.entry_of_named(now, key, &named, &treated));
-            }
-        }
-        for (key, fed) in self.fed.iter().flat_map(|fed| fed.keys()) {
-            if on_it.insert(key) {
-                let entry = self.entry_of_named(now, key, &fed.named, &treated);
-                entries.push(HotKey { treatment: fed.treatment, ..entry });
-            }
-        }
-        entries.sort_by(|a, b| {
-            b.total_per_sec().total_cmp(&a.total_per_sec()).then_with(|| a.key.cmp(&b.key))
-        });
-        HotList {
-            version: self.version,
-            observe_only: self.options.observe_only,
-            threshold_per_sec: self.detector.threshold_per_sec(),
-            floor_per_sec: self.detector.floor_per_sec(),
-            window: self.detector.window_record(),
-            entries,
-        }
+    /// What was decided by traffic in the last hour, oldest first.
+    pub fn history(&self, now: Tick) -> impl Iterator<Item = &Decided> {
+        self.history.recent(now)
     }
 
     fn touch(&mut self) {
@@ -442,6 +431,13 @@ impl Steering {
     }
 
     fn tell(&mut self, event: Event) {
+        let (key, finding, what) = match &event {
+            Event::Promoted(key, _, finding, _) => (key, finding, "hot"),
+            Event::Treated(key, finding) if finding.decision.near => (key, finding, "near cache"),
+            Event::Treated(key, finding) => (key, finding, "no near cache"),
+            Event::Demoted(key, finding) => (key, finding, "not hot any more"),
+        };
+        self.history.note(finding.at, key.clone(), format!("{what}: {}", finding.why));
         if self.events.len() >= EVENTS_MAX {
             self.events.pop_front();
         }
@@ -528,63 +524,6 @@ impl Steering {
         let processes = options.processes;
         let alone = Situation::alone(own, last.near);
         treat::decide(options, &Situation { shard, fleet, processes, ..alone })
-    }
-
-    fn entry_of_found(&self, now: Tick, hash: u64, f: &Found, treated: &BTreeSet<Key>) -> HotKey {
-        let pinned = self.operator.pinned(&f.key);
-        let fed = self.fed.as_ref().is_some_and(|fed| fed.near(&f.key));
-        let near = f.near || pinned.is_some() || fed;
-        let treatment = if near { Some(Treatment::Near) } else { None };
-        HotKey {
-            key: f.key.clone(),
-            rule: self.rule(&f.key, hash),
-            treatment,
-            in_force: treatment.is_some() && treated.contains(&f.key),
-            hot_for: now.since(f.since),
-            reads_per_sec: f.demand.reads_per_sec,
-            writes_per_sec: f.demand.writes_per_sec,
-            lower_bound_per_sec: f.lower_bound_per_sec,
-            load_per_sec: f.load_per_sec,
-            settled: f.settled,
-            share: f.settled.then(|| self.share(f.demand)),
-            reason: Some(f.decision.reason),
-            reads_advice: f.decision.reads,
-            writes_advice: f.decision.writes,
-            saved: f.saved.max(pinned.map_or(0.0, |p| p.saved)) as u64,
-            fleet_per_sec: self.fed_rate(&f.key),
-        }
-    }
-
-    fn entry_of_named(&self, now: Tick, key: &Key, pin: &Named, treated: &BTreeSet<Key>) -> HotKey {
-        let estimate = self.detector.explain(pin.hash).and_then(|e| e.estimate);
-        let demand = estimate.as_ref().map_or_else(Rates::default, |e| e.demand);
-        HotKey {
-            key: key.clone(),
-            rule: self.rule(key, pin.hash),
-            treatment: Some(pin.treatment),
-            in_force: treated.contains(key),
-            hot_for: now.since(pin.since),
-            reads_per_sec: demand.reads_per_sec,
-            writes_per_sec: demand.writes_per_sec,
-            lower_bound_per_sec: estimate
-                .as_ref()
-                .map_or(0.0, |e| (e.lower_bound_per_sec - e.margin_per_sec).max(0.0)),
-            load_per_sec: estimate.as_ref().map_or(0.0, |e| e.load_per_sec),
-            settled: estimate.is_some(),
-            share: estimate.is_some().then(|| self.share(demand)),
-            reason: None,
-            reads_advice: None,
-            writes_advice: None,
-            saved: pin.saved as u64,
-            fleet_per_sec: self.fed_rate(key),
-        }
-    }
-
-    /// The part of all requests, by the last finished window.
-    fn share(&self, demand: Rates) -> f64 {
-        let Some(record) = self.detector.window_record() else { return 0.0 };
-        let all = record.requests as f64 / record.duration.as_secs_f64().max(1e-9);
-        if all > 0.0 { (demand.total() / all).min(1.0) } else { 0.0 }
     }
 }
 

@@ -1,11 +1,15 @@
 //! The aggregator: reports in, verdicts out, the lease kept.
 
-use super::member::{CHANNELS, Inbox, KEPT, Member, read_ids, report_slot};
-use crate::engine::control::aggregate::Aggregator;
+use super::member::{CHANNELS, Inbox, KEPT, Member, QUIET_MAX, read_beat, read_ids, report_slot};
+use super::region::Region;
+use super::words::Words;
+use crate::engine::control::aggregate::{Aggregator, From};
+use crate::engine::control::blend::blend;
 use crate::engine::control::fleet::{Edition, FleetList, Heartbeat};
+use crate::engine::control::merge::Report;
 use crate::engine::time::Tick;
 use crate::feed::stats::count;
-use crate::feed::wire::{self, List, Message, REPORT_LINE_MAX, ReportLine};
+use crate::feed::wire::{self, List, Message, REPORT_LINE_MAX};
 use crate::store::Delivery;
 use bytes::Bytes;
 use std::task::{Context, Poll};
@@ -23,6 +27,16 @@ const EACH_PER_SEC: u32 = 500;
 /// Bytes of lists that a whole fleet hears a second.
 const BYTES_PER_SEC: f64 = 8.0 * 1024.0 * 1024.0;
 
+/// Signs of life of all processes that are asked for nothing, a second.
+const QUIET_PER_SEC: u32 = 3;
+
+/// The reports that are left in the store are looked for in every so many intervals only, where
+/// none were found the last time and every report can be heard.
+const STORED_INTERVALS: u32 = 4;
+
+/// Between two looks at the store that somebody asks for.
+const LOOK_LEAST: Duration = Duration::from_millis(200);
+
 /// Who cannot renew for this many intervals does not lead.
 const UNPROVEN_INTERVALS: u32 = 3;
 
@@ -36,6 +50,11 @@ pub(super) struct Lead {
     turn: usize,
     subscribe_due: Tick,
     stored_due: Tick,
+    looked: Tick,
+    /// Reports were found in the store the last time.
+    stored: bool,
+    /// The version of the operators' orders that are on the list.
+    ordered: Option<u64>,
     lease: Bytes,
     proven: Tick,
     beat_due: Tick,
@@ -46,6 +65,10 @@ pub(super) struct Lead {
     canary_ms: u64,
     list: FleetList,
     interval: Duration,
+    /// Where this fleet is one region of another.
+    region: Option<Region>,
+    /// What the region's last aggregator had heard from above, and until when that holds.
+    inherited: Option<(FleetList, Tick)>,
 }
 
 impl Lead {
@@ -54,11 +77,12 @@ impl Lead {
         incarnation: u64,
         lease: Bytes,
         inherited: Option<&FleetList>,
+        region: Option<Region>,
     ) -> Lead {
         let now = member.clock.now();
         let mut aggregator = Aggregator::new(member.fleet.aggregate());
         if let Some(list) = inherited {
-            aggregator.inherit(now, &list.entries, &list.denied);
+            aggregator.inherit(now, list);
         }
         Lead {
             incarnation,
@@ -68,6 +92,9 @@ impl Lead {
             turn: 0,
             subscribe_due: now,
             stored_due: now,
+            looked: Tick::ZERO,
+            stored: false,
+            ordered: None,
             lease,
             proven: now,
             beat_due: now,
@@ -78,11 +105,9 @@ impl Lead {
             canary_ms: member.clock.wall_ms(),
             list: FleetList::default(),
             interval: member.fleet.interval,
+            region,
+            inherited: inherited.map(|list| (list.from_above(), now.after(member.fleet.ttl))),
         }
-    }
-
-    pub(super) fn incarnation(&self) -> u64 {
-        self.incarnation
     }
 
     pub(super) fn poll_reports(&mut self, cx: &mut Context<'_>) -> Poll<Option<Delivery>> {
@@ -97,8 +122,12 @@ impl Lead {
         Poll::Pending
     }
 
-    pub(super) fn report(&mut self, own: u64, now: Tick, report: ReportLine) {
-        let (from, sent_ms, report) = report.read();
+    pub(super) fn report(
+        &mut self,
+        own: u64,
+        now: Tick,
+        (from, sent_ms, report): (From, u64, Report),
+    ) {
         if from.process == own {
             self.canary_ms = self.canary_ms.max(sent_ms);
         }
@@ -113,12 +142,20 @@ impl Lead {
             self.subscribe(member).await;
         }
         if self.stored_due <= now {
-            self.stored_due = now.after(self.interval);
+            self.looked = now;
             self.read_stored(member).await;
+            let seldom = !self.stored && self.hears_all();
+            let pause = self.interval * if seldom { STORED_INTERVALS } else { 1 };
+            self.stored_due = now.after(pause);
         }
         self.aggregator.handle_timeout(now);
         *member.shown.reports.lock() = (self.aggregator.counts(), self.aggregator.reporters());
-        let changed = self.made_of != self.aggregator.version() && self.push_due <= now;
+        if self.inherited.take_if(|(_, until)| *until <= now).is_some() {
+            self.made_of = u64::MAX;
+        }
+        let changed = self.push_due <= now
+            && (self.made_of != self.aggregator.version()
+                || self.region.as_ref().is_some_and(Region::take_change));
         if changed || self.beat_due <= now {
             return self.issue(member, changed).await;
         }
@@ -136,15 +173,41 @@ impl Lead {
         }
     }
 
-    /// Reads the reports of those who could not publish them.
+    /// Something has been put into the store: not to be waited for. Whoever says so all the time
+    /// has it read five times a second.
+    pub(super) fn look_now(&mut self) {
+        self.stored_due = self.stored_due.min(self.looked.after(LOOK_LEAST));
+    }
+
+    /// What operators have ordered, from here on.
+    fn take_orders(&mut self, member: &Member, value: Option<&[u8]>) {
+        let (now, wall) = (member.clock.now(), member.clock.wall_ms());
+        match Words::read(value) {
+            Ok(words) if self.ordered == Some(words.version) => {}
+            Ok(words) => {
+                self.ordered = Some(words.version);
+                self.aggregator.replace_orders(now, words.orders(now, wall));
+            }
+            // The last readable ones stand.
+            Err(_) => count(&member.shown.counters.lines_refused, 1),
+        }
+    }
+
+    /// Reads what operators have ordered, and the reports of those who could not publish them.
     async fn read_stored(&mut self, member: &Member) {
-        let slots = (0..CHANNELS).map(|b| member.fleet.name(&format!("stored.{b}"))).collect();
+        let buckets = (0..CHANNELS).map(|b| member.fleet.name(&format!("stored.{b}")));
+        let slots = std::iter::once(member.fleet.name("orders")).chain(buckets).collect();
         let transport = member.fleet.transport.clone();
         let Ok(all) = member.call(async { Ok(transport.get_many(slots).await) }).await else {
             return;
         };
-        let all = all.into_iter().flatten().flatten();
+        let mut all = all.into_iter();
+        if let Some(Ok(orders)) = all.next() {
+            self.take_orders(member, orders.as_deref());
+        }
+        let all = all.flatten().flatten();
         let ids: Vec<u64> = all.flat_map(|value| read_ids(Some(&value))).collect();
+        self.stored = !ids.is_empty();
         for some in ids.chunks(256) {
             let slots = some.iter().map(|id| report_slot(&member.fleet, *id)).collect();
             let Ok(all) = member.call(async { Ok(transport.get_many(slots).await) }).await else {
@@ -152,11 +215,10 @@ impl Lead {
             };
             let now = member.clock.now();
             for line in all.into_iter().flatten().flatten() {
-                count(&member.shown.counters.bytes_in, line.len());
                 if line.len() <= REPORT_LINE_MAX
-                    && let Ok(Message::Report(report)) = wire::read(&line)
+                    && let Some(report) = wire::read(&line).ok().and_then(wire::read_report)
                 {
-                    self.report(member.id, now, report);
+                    self.report(member.reporter(), now, report);
                 }
             }
         }
@@ -166,22 +228,17 @@ impl Lead {
     async fn issue(mut self, member: &mut Member, changed: bool) -> Option<Lead> {
         let (now, wall) = (member.clock.now(), member.clock.wall_ms());
         let reporters = u32::try_from(self.aggregator.reporters()).unwrap_or(u32::MAX).max(1);
-        let by_size = Duration::from_secs(1) * reporters / EACH_PER_SEC;
-        self.interval = member.fleet.interval.max(by_size);
-        self.aggregator.set_reporter_ttl(Duration::from_secs(5).max(4 * self.interval));
+        let quiet_every = self.pace(member.fleet.interval, reporters);
         self.beat_due = now.after(self.interval);
         self.spread(member, reporters).await;
+        let floor_above = self.region.as_ref().map(|region| {
+            region.report(&self.aggregator);
+            region.floor_per_sec(reporters)
+        });
         if changed {
             self.made_of = self.aggregator.version();
             self.version += 1;
-            self.list = FleetList {
-                issuer: member.id,
-                edition: Edition { incarnation: self.incarnation, version: self.version },
-                ttl: member.fleet.ttl.max(6 * self.interval),
-                sent_ms: wall,
-                entries: self.aggregator.entries(now),
-                denied: self.aggregator.denied(),
-            };
+            self.list = self.list_now(member, now, wall);
         }
         let beat = Heartbeat {
             issuer: member.id,
@@ -191,9 +248,13 @@ impl Lead {
             canary_ms: self.canary_ms,
             interval: self.interval,
             report_every: self.interval,
-            floor_per_sec: self.aggregator.floor_per_sec(),
+            quiet_every,
+            floor_per_sec: self
+                .aggregator
+                .floor_per_sec()
+                .min(floor_above.unwrap_or(f64::INFINITY)),
             channels: self.channels,
-            reports_stored: !self.subs.iter().take(self.channels as usize).all(Inbox::is_open),
+            reports_stored: !self.hears_all(),
         };
         let line = wire::line(&Message::List(List::of(&self.list)));
         if changed || self.written.after(WRITTEN) <= now {
@@ -215,18 +276,47 @@ impl Lead {
             let pause = line.len() as f64 * f64::from(reporters) / BYTES_PER_SEC;
             self.push_due = now.after(Duration::from_secs_f64(pause.min(600.0)));
             member.take_up(self.list.clone());
-            publish(member, self.channels, &line).await;
+            publish(member, &line).await;
         }
         let wall = member.clock.wall_ms();
         let _ = member.shown.follower.lock().handle_heartbeat(member.clock.now(), wall, &beat);
-        let delay = wall.saturating_sub(self.canary_ms);
-        member.shown.counters.delay_ms.store(delay, std::sync::atomic::Ordering::Relaxed);
-        member.set_floor(&beat);
-        publish(member, self.channels, &member.lease_line(&beat)).await;
+        member.shown.counters.heard_canary(wall, self.canary_ms, beat.ttl);
+        member.take_terms(&beat);
+        publish(member, &member.lease_line(&beat)).await;
         Some(self)
     }
 
-    /// A large fleet meets on more channels. Whoever is on another one looks at the lease.
+    /// How often who reports from now on; that of the quiet ones is returned.
+    fn pace(&mut self, least: Duration, reporters: u32) -> Duration {
+        let by_size = Duration::from_secs(1) * reporters / EACH_PER_SEC;
+        self.interval = least.max(by_size);
+        let quiet = Duration::from_secs(1) * reporters / QUIET_PER_SEC;
+        let quiet_every = quiet.clamp(4 * self.interval, QUIET_MAX);
+        let ttl = Duration::from_secs(5).max(4 * self.interval);
+        self.aggregator.set_reporter_ttl(ttl, ttl.max(3 * quiet_every));
+        quiet_every
+    }
+
+    /// What is in force from now on.
+    fn list_now(&self, member: &Member, now: Tick, wall: u64) -> FleetList {
+        let (own, denied) = (self.aggregator.entries(now), self.aggregator.denied());
+        let above = self.region.as_ref().map(Region::list);
+        let left_behind = self.inherited.as_ref().map(|(list, _)| list);
+        let above = above.as_ref().and_then(|list| list.as_deref().or(left_behind));
+        FleetList {
+            issuer: member.id,
+            edition: Edition { incarnation: self.incarnation, version: self.version },
+            ttl: member.fleet.ttl.max(6 * self.interval),
+            sent_ms: wall,
+            ..blend(own, denied, above, member.fleet.caps.entries_max)
+        }
+    }
+
+    fn hears_all(&self) -> bool {
+        self.subs.iter().take(self.channels as usize).all(Inbox::is_open)
+    }
+
+    /// A large fleet reports on more channels.
     async fn spread(&mut self, member: &Member, reporters: u32) {
         let channels = match reporters {
             0..32 => 1,
@@ -271,16 +361,12 @@ impl Lead {
 }
 
 fn is_mine(lease: &[u8], beat: &Heartbeat) -> bool {
-    let Ok(Message::Beat(there)) = wire::read(lease) else { return false };
-    let there = there.read();
-    there.issuer == beat.issuer && there.edition.incarnation == beat.edition.incarnation
+    read_beat(lease).is_some_and(|there| {
+        there.issuer == beat.issuer && there.edition.incarnation == beat.edition.incarnation
+    })
 }
 
-async fn publish(member: &Member, channels: u64, line: &[u8]) {
-    let line = Bytes::copy_from_slice(line);
-    for bucket in 0..channels {
-        count(&member.shown.counters.bytes_out, line.len());
-        let channel = member.fleet.name(&format!("push.{bucket}"));
-        let _ = member.call(member.fleet.transport.publish(channel, line.clone())).await;
-    }
+async fn publish(member: &Member, line: &[u8]) {
+    let (channel, line) = (member.fleet.name("push"), Bytes::copy_from_slice(line));
+    let _ = member.call(member.fleet.transport.publish(channel, line)).await;
 }

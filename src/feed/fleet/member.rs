@@ -1,6 +1,7 @@
 //! A member of the fleet: reports, follows the list, and takes the lease when nobody holds it.
 
 use super::lead::Lead;
+use super::region::Region;
 use super::{Fleet, Shown};
 use crate::engine::control::aggregate::From;
 use crate::engine::control::fleet::{Edition, FleetList, Heartbeat};
@@ -10,7 +11,7 @@ use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Result};
 use crate::feed::local::Local;
 use crate::feed::stats::count;
-use crate::feed::wire::{self, LIST_LINE_MAX, Message, REPORT_LINE_MAX, ReportLine};
+use crate::feed::wire::{self, LIST_LINE_MAX, Lease, Message, REPORT_LINE_MAX};
 use crate::key::Key;
 use crate::runtime::{Clock, Runtime};
 use crate::store::{Delivery, Subscription};
@@ -33,8 +34,7 @@ const PATIENCE: Duration = Duration::from_millis(700);
 /// Between two attempts to subscribe.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Channels for reports in a large fleet, and as many for the list: each has a hash slot of its
-/// own. A small one has one for each.
+/// Channels for reports in a large fleet: each has a hash slot of its own. A small one has one.
 pub(super) const CHANNELS: u64 = 4;
 
 /// A lease that has not moved for this many intervals is nobody's.
@@ -43,8 +43,14 @@ const LEASE_INTERVALS: u32 = 3;
 /// What is left in the store outlives its writer by this much.
 pub(super) const KEPT: Duration = Duration::from_secs(60);
 
-/// A process that was asked for nothing says so in every so many windows only.
+/// A process that has no key to name says so in every so many windows only.
 const IDLE_WINDOWS: u32 = 4;
+
+/// An aggregator without traffic of its own sends its canary in every so many.
+const CANARY_WINDOWS: u32 = 2;
+
+/// Between two signs of life of a process that is asked for nothing, at most.
+pub(super) const QUIET_MAX: Duration = Duration::from_secs(400);
 
 /// Reporters of one bucket that cannot publish.
 pub(super) const STORED_MAX: usize = 1_024;
@@ -77,6 +83,8 @@ impl Inbox {
 pub(super) struct Member {
     pub(super) fleet: Fleet,
     pub(super) id: u64,
+    /// As whom it reports.
+    reporter: u64,
     pub(super) clock: Clock,
     pub(super) shown: Arc<Shown>,
     local: Arc<dyn Local>,
@@ -92,6 +100,8 @@ pub(super) struct Member {
     jitter: Duration,
     report_due: Tick,
     report_every: Duration,
+    quiet_every: Duration,
+    reported: Tick,
     floor_per_sec: f64,
     reports_stored: bool,
     listed_until: Tick,
@@ -113,12 +123,13 @@ impl Member {
         local: Arc<dyn Local>,
         runtime: Arc<dyn Runtime>,
         shown: Arc<Shown>,
-        id: u64,
+        (id, reporter): (u64, u64),
     ) -> Member {
         let clock = local.clock();
         let (now, interval) = (clock.now(), fleet.interval);
         Member {
             id,
+            reporter,
             shown,
             local,
             runtime,
@@ -134,6 +145,8 @@ impl Member {
             jitter: Duration::from_micros(id % 300_000),
             report_due: now.after(interval / 2 + Duration::from_micros(id % 250_000)),
             report_every: interval,
+            quiet_every: interval * IDLE_WINDOWS,
+            reported: Tick::ZERO,
             floor_per_sec: 0.0,
             reports_stored: false,
             listed_until: Tick::ZERO,
@@ -180,9 +193,10 @@ impl Member {
 
     async fn turn(&mut self) {
         let now = self.clock.now();
-        if !self.push.is_open() && self.subscribe_due <= now {
+        // What an aggregator would hear there is its own.
+        if self.lead.is_none() && !self.push.is_open() && self.subscribe_due <= now {
             self.subscribe_due = now.after(RETRY);
-            let channel = self.fleet.name(&format!("push.{}", self.id % self.channels));
+            let channel = self.fleet.name("push");
             let transport = self.fleet.transport.clone();
             let sub = self.call(transport.subscribe(channel)).await.ok();
             self.push.set(sub);
@@ -216,8 +230,14 @@ impl Member {
         self.lease.clone_from(&lease);
         if let Some(beat) = lease.as_deref().and_then(read_beat) {
             if beat.issuer == self.id && self.fleet.lead {
-                // An election whose outcome was not known had been won.
-                self.begin_to_lead(beat.edition.incarnation, lease.unwrap_or_default()).await;
+                if beat.edition.version == 0 {
+                    // An election whose outcome was not known had been won.
+                    self.begin_to_lead(beat.edition.incarnation, lease.unwrap_or_default()).await;
+                } else {
+                    // Its own term, which it could not prove any more. The next one begins with a
+                    // number of its own, since the versions begin again.
+                    self.elect(lease, Duration::MAX).await;
+                }
                 return;
             }
             if moved {
@@ -261,18 +281,20 @@ impl Member {
         count(&self.shown.counters.elections, 1);
         self.shown.counters.leads.store(true, Ordering::Relaxed);
         self.lease = Some(lease.clone());
-        self.lead = Some(Lead::new(self, incarnation, lease, inherited.as_deref()));
+        self.push.set(None);
+        let region = self.fleet.above.as_ref();
+        let region = region.map(|above| Region::join(above, &self.clock, &self.runtime, self.id));
+        self.lead = Some(Lead::new(self, incarnation, lease, inherited.as_deref(), region));
     }
 
     /// Somebody else leads, or this process cannot prove any more that it does.
     pub(super) fn stepped_down(&mut self) {
         self.shown.counters.leads.store(false, Ordering::Relaxed);
         self.heard = self.clock.now();
-        self.poll_due = self.heard;
+        (self.poll_due, self.subscribe_due) = (self.heard, self.heard);
     }
 
     async fn heard_push(&mut self, line: &Bytes) {
-        count(&self.shown.counters.bytes_in, line.len());
         let message = if line.len() > LIST_LINE_MAX { None } else { wire::read(line).ok() };
         match message {
             Some(Message::List(list)) => {
@@ -281,8 +303,8 @@ impl Member {
                     self.heard = self.clock.now();
                 }
             }
-            Some(Message::Beat(beat)) => {
-                let beat = beat.read();
+            Some(Message::Lease(lease)) => {
+                let beat = lease.read();
                 if beat.issuer != self.id {
                     self.heartbeat(&beat).await;
                 }
@@ -299,19 +321,11 @@ impl Member {
         let wall = self.clock.wall_ms();
         let told = self.shown.follower.lock().handle_heartbeat(self.clock.now(), wall, beat);
         let Ok(told) = told else { return };
-        if self.lead.as_ref().is_some_and(|lead| lead.incarnation() < beat.edition.incarnation) {
-            self.lead = None;
-            self.stepped_down();
-        }
         let now = self.clock.now();
         let (least, most) = (self.fleet.interval, Duration::from_secs(60));
         (self.heard, self.interval) = (now, beat.interval.clamp(least, most));
-        self.report_every = beat.report_every.clamp(least, most);
-        self.floor_per_sec = beat.floor_per_sec;
-        self.reports_stored = beat.reports_stored;
-        self.move_to(beat.channels);
-        let delay = wall.saturating_sub(beat.canary_ms);
-        self.shown.counters.delay_ms.store(delay, Ordering::Relaxed);
+        self.take_terms(beat);
+        self.shown.counters.heard_canary(wall, beat.canary_ms, beat.ttl);
         if told == Beat::Extended || beat.edition.version == 0 {
             return;
         }
@@ -320,7 +334,6 @@ impl Member {
         let transport = self.fleet.transport.clone();
         let got = self.call(async { transport.get_many(slot).await.pop().unwrap_or(Ok(None)) });
         let Ok(Some(line)) = got.await else { return };
-        count(&self.shown.counters.bytes_in, line.len());
         if line.len() <= LIST_LINE_MAX
             && let Ok(Message::List(list)) = wire::read(&line)
         {
@@ -348,11 +361,14 @@ impl Member {
     }
 
     fn heard_report(&mut self, line: &Bytes) {
-        count(&self.shown.counters.bytes_in, line.len());
         let now = self.clock.now();
-        let report = if line.len() > REPORT_LINE_MAX { None } else { wire::read(line).ok() };
-        match (report, &mut self.lead) {
-            (Some(Message::Report(report)), Some(lead)) => lead.report(self.id, now, report),
+        let read = if line.len() > REPORT_LINE_MAX { None } else { wire::read(line).ok() };
+        if let (Some(Message::Ordered(_)), Some(lead)) = (&read, &mut self.lead) {
+            lead.look_now();
+            return;
+        }
+        match (read.and_then(wire::read_report), &mut self.lead) {
+            (Some(report), Some(lead)) => lead.report(self.reporter, now, report),
             _ => count(&self.shown.counters.lines_refused, 1),
         }
     }
@@ -364,19 +380,25 @@ impl Member {
         let report = self.local.take_report(now, self.floor_per_sec);
         let report = match (report, &self.lead) {
             (Some(report), _) => report,
-            (None, Some(_)) => nothing(),
+            (None, Some(_)) => Report::nothing(),
             (None, None) => return,
         };
         self.idle = if report.entries.is_empty() { self.idle + 1 } else { 0 };
-        let seldom = self.report_every <= Duration::from_secs(1) && self.lead.is_none();
-        if seldom && self.idle > 1 && !self.idle.is_multiple_of(IDLE_WINDOWS) {
+        let pause = match (&self.lead, report.is_nothing()) {
+            (Some(_), _) => self.report_every * CANARY_WINDOWS,
+            (None, true) => self.quiet_every,
+            (None, false) if self.report_every > Duration::from_secs(1) => self.report_every,
+            (None, false) => self.report_every * IDLE_WINDOWS,
+        };
+        // Turns come a little early or late.
+        if self.idle > 1 && now.since(self.reported) + self.report_every / 2 < pause {
             return;
         }
+        self.reported = now;
         self.window += 1;
-        let from = From { process: self.id, incarnation: self.incarnation, window: self.window };
-        let line = ReportLine::of(from, self.clock.wall_ms(), &report);
-        let line = Bytes::from(wire::line(&Message::Report(line)));
-        count(&self.shown.counters.bytes_out, line.len());
+        let from =
+            From { process: self.reporter, incarnation: self.incarnation, window: self.window };
+        let line = Bytes::from(wire::line(&wire::report(from, self.clock.wall_ms(), &report)));
         let bucket = self.id % CHANNELS;
         let transport = self.fleet.transport.clone();
         let channel = self.fleet.name(&format!("reports.{}", self.id % self.channels));
@@ -428,24 +450,22 @@ impl Member {
         out
     }
 
-    pub(super) fn set_floor(&mut self, beat: &Heartbeat) {
-        self.floor_per_sec = beat.floor_per_sec;
-        (self.report_every, self.reports_stored) = (beat.report_every, beat.reports_stored);
-        self.move_to(beat.channels);
+    /// As whom it reports.
+    pub(super) fn reporter(&self) -> u64 {
+        self.reporter
     }
 
-    /// Hears the list on the channel that is this member's among so many.
-    fn move_to(&mut self, channels: u64) {
-        let channels = channels.clamp(1, CHANNELS);
-        if self.id % channels != self.id % self.channels {
-            self.push.set(None);
-            self.subscribe_due = self.clock.now();
-        }
-        self.channels = channels;
+    /// How often, what and where to report.
+    pub(super) fn take_terms(&mut self, beat: &Heartbeat) {
+        let (least, most) = (self.fleet.interval, Duration::from_secs(60));
+        self.report_every = beat.report_every.clamp(least, most);
+        self.quiet_every = beat.quiet_every.clamp(self.report_every, QUIET_MAX);
+        (self.floor_per_sec, self.reports_stored) = (beat.floor_per_sec, beat.reports_stored);
+        self.channels = beat.channels.clamp(1, CHANNELS);
     }
 
     pub(super) fn lease_line(&self, beat: &Heartbeat) -> Vec<u8> {
-        wire::line(&Message::Beat(wire::Beat::of(beat)))
+        wire::line(&Message::Lease(Lease::of(beat)))
     }
 
     fn first_beat(&self, edition: Edition) -> Heartbeat {
@@ -457,6 +477,7 @@ impl Member {
             canary_ms: self.clock.wall_ms(),
             interval: self.fleet.interval,
             report_every: self.fleet.interval,
+            quiet_every: self.fleet.interval * IDLE_WINDOWS,
             floor_per_sec: 0.0,
             reports_stored: false,
             channels: 1,
@@ -464,21 +485,9 @@ impl Member {
     }
 }
 
-/// An aggregator that has nothing to report still sends its canary.
-fn nothing() -> Report {
-    Report {
-        capacity: 1,
-        floor: 0,
-        one_in: 1,
-        duration: Duration::from_secs(1),
-        total: 0,
-        entries: Vec::new(),
-    }
-}
-
-fn read_beat(line: &[u8]) -> Option<Heartbeat> {
+pub(super) fn read_beat(line: &[u8]) -> Option<Heartbeat> {
     match wire::read(line) {
-        Ok(Message::Beat(beat)) => Some(beat.read()),
+        Ok(Message::Lease(lease)) => Some(lease.read()),
         _ => None,
     }
 }

@@ -18,54 +18,78 @@
 //! | reporters | 1 | 100 | 1,000 |
 //! | interval | 0.5 s | 0.5 s | 2 s |
 //! | reports: published + delivered | 2 + 2 | 200 + 200 | 500 + 500 |
-//! | heartbeats: published + delivered | 2 + 2 | 8 + 200 | 2 + 500 |
+//! | heartbeats: published + delivered | 2 + 0 | 2 + 198 | 0.5 + 500 |
 //! | lease renewed | 2 | 2 | 0.5 |
-//! | who could not publish: 4 buckets read | 8 | 8 | 2 |
-//! | all channels and keys together | 18 | 618 | 1,505 |
-//! | the busiest key or channel | 4 | 100 | 250 |
+//! | operators' orders, and who could not publish: 5 keys read | 2.5 | 2.5 | 0.6 |
+//! | all channels and keys together | 10.5 | 604.5 | 1,501 |
+//! | the busiest key or channel | 4 | 200 | 500 |
 //!
-//! 1 % of a Redis shard is 1,000 operations a second. Channels (from 64 reporters on 4 for reports
-//! and 4 for the list, else one of each) and keys each have a hash slot of their own, so on a cluster of two nodes and more no shard is above
-//! it; one node that serves 20,000 processes alone spends 1.5 %. The list itself is pushed when a
-//! verdict changes only, and no sooner after the last one than its bytes times `R` make 8 MiB a second: 20 keys (5 KiB)
-//! at once, and 4,096 keys (1 MiB) to 1,000 hosts every two minutes; what changes within is
-//! conflated. Each process sends and hears less than 1 KiB/s while nothing is hot. Invalidations
-//! are not sent through this feed yet; announced for keys of the list only, they will cost what
-//! those keys' writes do, one delivery for each host.
+//! 1 % of a Redis shard is 1,000 operations a second. Channels (from 64 reporters on 4 for reports,
+//! else one, and one for the list) and keys each have a hash slot of their own, so on a cluster of
+//! two nodes and more no shard is above it; one node that serves 20,000 processes alone spends
+//! 1.5 %. The list itself is pushed when a verdict changes only, and no sooner after the last one
+//! than its bytes times `R` make 8 MiB a second: 20 keys (5 KiB) at once, and 4,096 keys (1 MiB) to
+//! 1,000 hosts every two minutes; what changes within is conflated. While nothing is asked for, each
+//! process of a fleet of any size, its aggregator included, sends and hears less than 1 KiB/s.
 //!
-//! A simulation in `fleet/budget.rs` counts the same with 1, 100 and 1,000 relays: 18, 618 and
-//! 1,505 operations a second in all, 4, 108 and 253 at the busiest name.
+//! A simulation counts the same with 1, 100 and 1,000 relays:
+//! `cargo test --release --features feed,testing --lib feed::fleet::budget -- --nocapture`.
+//!
+//! What else processes tell each other goes past the feed, from each process by itself, and grows
+//! with their number. Operations a second at the busiest name
+//! (`cargo test --release --features feed --test feed budget -- --nocapture`):
+//!
+//! | | 20 processes | 2,000 | 20,000 |
+//! |---|---|---|---|
+//! | registry of salted counters, [`Salt::lease`](crate::Salt::lease) of 2 s | 30 | 3,000 | 30,000 |
+//! | the same, of a minute | 1 | 100 | 1,000 |
+//! | announced writes while nothing is written, [`Invalidations::silence`](crate::Invalidations::silence) of 3 s | 22 | 2,101 | 21,001 |
+//! | the same, of a minute | 2 | 200 | 2,000 |
+//! | each announced write: 1.5 messages | 31 | 3,000 | 30,000 |
+//!
+//! So from some 600 processes on, 1 % asks for a longer lease and a longer silence; and announced
+//! writes, which are delivered to each process, from 10,000 on for a node of their own.
 
 #[cfg(test)]
 mod budget;
 mod lead;
 mod member;
+mod metered;
+mod region;
 mod transport;
+mod words;
 
 pub use transport::{ThroughStore, Transport};
 
 use super::group::Group;
 use super::local::{Handle, Local};
-use super::stats::{Counters, FeedStats};
+use super::order::Order;
+use super::stats::{Counters, FeedStats, Numbers};
+use super::wire::{self, Message};
 use crate::Ceiling;
 use crate::engine::control::aggregate;
 use crate::engine::control::fleet::FleetList;
 use crate::engine::control::follow::{Caps, Follower};
 use crate::engine::control::merge::Report;
+use crate::engine::control::salt::{fnv1a_64, mix};
 use crate::engine::control::treat;
 use crate::engine::time::Tick;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::heatsink::Heatsink;
 use crate::key::Key;
 use crate::runtime::{self, Clock, Runtime};
 use crate::store::Store;
+use bytes::Bytes;
 use member::Member;
+use metered::Metered;
 use parking_lot::Mutex;
+use region::Above;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
+use words::{STORED_FOR, Words};
 
 /// How a process, or a host's serving process, takes part in a fleet.
 ///
@@ -93,6 +117,7 @@ pub struct Fleet {
     pub(super) lead: bool,
     pub(super) report: bool,
     pub(super) obey: bool,
+    above: Option<Arc<Above>>,
 }
 
 impl Fleet {
@@ -119,6 +144,7 @@ impl Fleet {
             lead: true,
             report: true,
             obey: true,
+            above: None,
         }
     }
 
@@ -173,7 +199,35 @@ impl Fleet {
         self
     }
 
+    /// This fleet is one region of a larger one. Whoever leads the region joins `above` for it: all
+    /// that the region asks for is one report there, and the list from there goes before what the
+    /// region has found, on the region's own list. So every process meets its own region's store
+    /// only. `name` tells the regions apart.
+    ///
+    /// The two thresholds are apart. Among three regions and more, one alone counts for half of
+    /// the threshold above, so that of a region is best no higher than that.
+    ///
+    /// # Example
+    /// ```
+    /// # use heatsink::{Heatsink, store::MemoryStore, feed::Fleet};
+    /// # let (regional, global) = (MemoryStore::new(8), MemoryStore::new(8));
+    /// # let rt = tokio::runtime::Runtime::new().unwrap();
+    /// # let _in = rt.enter();
+    /// # let hs = Heatsink::new(regional.clone())?;
+    /// let all = Fleet::over(global)?.prefix("hs:feed:all:").promote_at(2_000.0);
+    /// let europe = Fleet::over(regional)?.promote_at(1_000.0).within("europe", all);
+    /// let member = hs.join_fleet(europe)?;
+    /// # Ok::<(), heatsink::Error>(())
+    /// ```
+    pub fn within(mut self, name: &str, above: Fleet) -> Fleet {
+        // Any language can hold 53 bits.
+        let reporter = mix(fnv1a_64(name.as_bytes())) >> 11;
+        self.above = Some(Arc::new(Above { fleet: above, reporter }));
+        self
+    }
+
     pub(super) fn check(&self) -> Result<()> {
+        self.above.as_ref().map_or(Ok(()), |above| above.fleet.check())?;
         let wrong = if !self.promote_at.is_finite() || self.promote_at <= 0.0 {
             "Fleet::promote_at must be above zero"
         } else if self.ttl < Duration::from_secs(3) || self.ttl > self.caps.ttl_max {
@@ -224,7 +278,7 @@ impl Shown {
         }
     }
 
-    fn stats(&self) -> FeedStats {
+    fn stats(&self, local: &dyn Local) -> FeedStats {
         let follower = self.follower.lock();
         let (reports, reporters) = *self.reports.lock();
         FeedStats {
@@ -232,6 +286,8 @@ impl Shown {
             lists: follower.counts(),
             reports,
             reporters: reporters as u64,
+            unobeyed: local.unobeyed(),
+            keys_too_long: local.too_long(),
             ..self.counters.read()
         }
     }
@@ -242,6 +298,17 @@ impl Shown {
 pub struct Membership {
     shown: Arc<Shown>,
     local: Arc<dyn Local>,
+    fleet: Fleet,
+    /// Lives as long as the membership does.
+    _told: Arc<Told>,
+}
+
+struct Told(Arc<Shown>, Weak<dyn Local>);
+
+impl Numbers for Told {
+    fn numbers(&self) -> FeedStats {
+        self.1.upgrade().map(|local| self.0.stats(&*local)).unwrap_or_default()
+    }
 }
 
 impl Membership {
@@ -254,7 +321,42 @@ impl Membership {
     /// Plain numbers about it.
     #[must_use]
     pub fn stats(&self) -> FeedStats {
-        self.shown.stats()
+        self.shown.stats(&*self.local)
+    }
+
+    /// Orders something in the whole fleet: every process obeys as soon as the aggregator has put
+    /// it on the list, within two seconds where reports come twice a second. It holds for a day, or
+    /// as long as the order says, while a list is in force. Whether there was something to take
+    /// back.
+    ///
+    /// # Cost
+    /// Store operations: a read, a compare-and-set and a publish; up to eight of each where others
+    /// give orders at the same time.
+    ///
+    /// # Cancel safety
+    /// Dropped before its end, the order may have been given or not.
+    ///
+    /// # Errors
+    /// [`Limit`](crate::ErrorKind::Limit) for a key that is too long, too many parts, or more than
+    /// 1,024 orders; those of the transport.
+    pub async fn order(&self, key: impl AsRef<[u8]>, order: Order) -> Result<bool> {
+        let key = Key::copy(key.as_ref());
+        order.check(&key).map_err(|text| Error::not_applied(ErrorKind::Limit, text))?;
+        let (slot, transport) = (self.fleet.name("orders"), &self.fleet.transport);
+        for _ in 0..8 {
+            let got = transport.get_many(vec![slot.clone()]).await.pop().unwrap_or(Ok(None))?;
+            let mut words = Words::read(got.as_deref())?;
+            let was = words.follow(self.local.clock().wall_ms(), &key, &order)?;
+            words.version += 1;
+            let next = Bytes::from(words.write());
+            if transport.compare_and_set(slot.clone(), got, next, STORED_FOR).await? {
+                let line = wire::line(&Message::Ordered(words.version)).into();
+                // Only a hint: the aggregator looks by itself too.
+                let _ = transport.publish(self.fleet.name("reports.0"), line).await;
+                return Ok(was);
+            }
+        }
+        Err(Error::not_applied(ErrorKind::Store, "too many give orders at once"))
     }
 }
 
@@ -285,22 +387,34 @@ impl Heatsink {
         fleet.check()?;
         let shared = self.shared();
         let local = Arc::new(Handle::new(shared, fleet.report, fleet.obey)?);
-        Ok(start(fleet, local, shared.runtime.clone(), shared.roll()))
+        Ok(start(fleet, local, shared.runtime.clone(), shared.roll(), None))
     }
 }
 
-fn start(fleet: Fleet, local: Arc<dyn Local>, runtime: Arc<dyn Runtime>, roll: u64) -> Membership {
+fn start(
+    mut fleet: Fleet,
+    local: Arc<dyn Local>,
+    runtime: Arc<dyn Runtime>,
+    roll: u64,
+    reporter: Option<u64>,
+) -> Membership {
     let shown = Arc::new(Shown::new(fleet.caps));
+    fleet.transport = Arc::new(Metered { inner: fleet.transport, shown: shown.clone() });
     // Any language can hold 53 bits.
-    let member = Member::new(fleet, local.clone(), runtime.clone(), shown.clone(), roll >> 11);
+    let (id, own) = (roll >> 11, fleet.clone());
+    let ids = (id, reporter.unwrap_or(id));
+    let member = Member::new(fleet, local.clone(), runtime.clone(), shown.clone(), ids);
     runtime.spawn(Box::pin(member.run()));
-    Membership { shown, local }
+    let told = Arc::new(Told(shown.clone(), Arc::downgrade(&local)));
+    let numbers: Weak<Told> = Arc::downgrade(&told);
+    local.is_told_by(numbers);
+    Membership { shown, local, fleet: own, _told: told }
 }
 
 /// A host's serving process as the relay of its siblings.
 pub(super) fn relay(group: &Arc<Group>, local: &Arc<dyn Local>, fleet: Fleet) -> Membership {
     let relay = Arc::new(Relay { group: group.clone(), local: local.clone() });
-    start(fleet, relay, runtime::ambient(), runtime::wall_seed())
+    start(fleet, relay, runtime::ambient(), runtime::wall_seed(), None)
 }
 
 struct Relay {
@@ -328,6 +442,10 @@ impl Local for Relay {
 
     fn alive(&self) -> bool {
         self.local.alive()
+    }
+
+    fn unobeyed(&self) -> u64 {
+        self.local.unobeyed()
     }
 
     fn release(&self) {
