@@ -71,6 +71,7 @@ mod operator;
 mod options;
 mod order;
 mod reload;
+mod roots;
 mod serve;
 mod stats;
 mod wire;
@@ -102,6 +103,7 @@ use parking_lot::Mutex;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 use std::path::Path;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use tokio::sync::{oneshot, watch};
@@ -189,6 +191,7 @@ impl Feed {
             reports: Mutex::default(),
             relay: Mutex::default(),
             shown: watch::Sender::new(None),
+            connections: AtomicU64::new(0),
         });
         let numbers: Weak<Node> = Arc::downgrade(&node);
         node.local.is_told_by(numbers);

@@ -322,6 +322,8 @@ tallies! {
     renewals,
     /// Those that failed.
     renewals_failed,
+    /// Times that a sibling's read of the root, which a [feed](crate::Heatsink) carried, renewed it.
+    renewals_carried,
     /// Generations that this process announced.
     announced,
     /// Times that this process let writes go to what was announced.
