@@ -156,15 +156,19 @@ impl Salted {
         count(&self.tallies.renewals, 1);
         let read = self.registrar.read_for_all(shared).await;
         count(&self.tallies.renewals_failed, u64::from(read.is_err()));
+        self.look_for_work(shared);
         read
     }
 
     /// Another process has read the root, after this one asked it to at `sent`.
     #[cfg(feature = "feed")]
-    pub(crate) fn carried(&self, shared: &Shared, sent: Tick, root: Root) {
+    pub(crate) fn carried(&self, shared: &Arc<Shared>, sent: Tick, root: Root) {
         let now = lease_clock(&shared.clock);
         let renewed = self.registrar.with(|catalog| catalog.handle_carried(now, sent, root));
-        count(&self.tallies.renewals_carried, u64::from(renewed));
+        if renewed {
+            count(&self.tallies.renewals_carried, 1);
+            self.look_for_work(shared);
+        }
     }
 
     /// What is known of `key` for a reader; asks where nothing is.

@@ -201,8 +201,8 @@ mod tests {
         let (mut rounds, mut read) = (Rounds::default(), None);
         let (mut asked, mut answers) = (Vec::new(), Vec::new());
         let (mut good, mut bad) = (0, 0);
-        for step in 0..600 {
-            now += 1 + draw(200);
+        for step in 0..1_500 {
+            now += 1 + draw(40);
             let who = draw(3);
             match draw(9) {
                 0 => {
@@ -210,9 +210,15 @@ mod tests {
                     replaced.push(u64::MAX);
                     root += 1;
                 }
-                1 | 2 => asked.push((who, processes[who as usize].ask(at(now)))),
+                1 | 2 => {
+                    let process = &mut processes[who as usize];
+                    if process.is_due(at(now), LEASE) || draw(4) == 0 {
+                        asked.push((who, process.ask(at(now))));
+                    }
+                }
                 3 | 4 if !asked.is_empty() => {
-                    let (from, token) = asked[draw(asked.len() as u64) as usize];
+                    let mut late = |n: usize| n - 1 - draw(n.min(6) as u64) as usize;
+                    let (from, token) = asked[late(asked.len())];
                     rounds.ask(from, token);
                 }
                 5 => {
@@ -232,7 +238,8 @@ mod tests {
                     answers.extend(told.into_iter().map(|(to, token)| (to, token, root)));
                 }
                 8 if !answers.is_empty() => {
-                    let (to, token, root) = answers[draw(answers.len() as u64) as usize];
+                    let mut late = |n: usize| n - 1 - draw(n.min(6) as u64) as usize;
+                    let (to, token, root) = answers[late(answers.len())];
                     let to = if draw(6) == 0 { draw(3) } else { to };
                     if let Some(from) = processes[to as usize].answered(token) {
                         let sound = at(replaced[root]) > from;
@@ -251,7 +258,8 @@ mod tests {
     #[test]
     fn no_lease_begins_after_the_root_it_was_renewed_by_was_replaced() {
         let runs: Vec<_> = (0..400).map(|seed| simulate(seed, false)).collect();
-        assert!(runs.iter().map(|run| run.0).sum::<u64>() > 1_000, "leases are renewed");
+        let renewed = runs.iter().map(|run| run.0).sum::<u64>();
+        assert!(renewed > 1_000, "leases are renewed: {renewed}");
         assert!(runs.iter().all(|run| run.1 == 0), "{runs:?}");
         let caught = (0..400).filter(|seed| simulate(*seed, true).1 > 0).count();
         assert!(caught > 100, "reading before the tokens are taken would be found: {caught}");
