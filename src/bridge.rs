@@ -118,6 +118,8 @@ fn publish_feed(feed: &crate::feed::FeedStats) {
     counter!("heatsink_feed_slow_total").absolute(feed.slow);
     counter!("heatsink_feed_bytes_in_total").absolute(feed.bytes_in);
     counter!("heatsink_feed_bytes_out_total").absolute(feed.bytes_out);
+    counter!("heatsink_feed_roots_read_total").absolute(feed.roots_read);
+    counter!("heatsink_feed_roots_refused_total").absolute(feed.roots_refused);
     counter!("heatsink_feed_transport_errors_total").absolute(feed.transport_errors);
     counter!("heatsink_feed_elections_total").absolute(feed.elections);
 }

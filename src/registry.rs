@@ -25,6 +25,10 @@ use std::time::Duration;
 /// Attempts to replace what others replace too.
 const TRIES: usize = 16;
 
+/// Between two attempts to give a registry its first list.
+#[cfg(feature = "feed")]
+const FOUNDED_LEASES: u32 = 10;
+
 /// Where heatsink keeps which keys it has spread over several names: small values that are read
 /// and replaced one at a time.
 ///
@@ -93,6 +97,10 @@ pub(crate) struct Registrar {
     /// A call takes this long at most.
     timeout: Duration,
     regressed: AtomicU64,
+    /// Not before then is a registry without a list given one again, in nanoseconds of the lease
+    /// clock.
+    #[cfg(feature = "feed")]
+    founded: AtomicU64,
 }
 
 impl Registrar {
@@ -103,7 +111,15 @@ impl Registrar {
         timeout: Duration,
     ) -> Registrar {
         let catalog = Mutex::new(Catalog::new(timing));
-        Registrar { registry, catalog, listed_max, timeout, regressed: AtomicU64::new(0) }
+        Registrar {
+            registry,
+            catalog,
+            listed_max,
+            timeout,
+            regressed: AtomicU64::new(0),
+            #[cfg(feature = "feed")]
+            founded: AtomicU64::new(0),
+        }
     }
 
     /// Times that the registry told of something older than it had before.
@@ -167,6 +183,39 @@ impl Registrar {
             self.load(shared, &key).await?;
         }
         Ok(())
+    }
+
+    /// Reads the root for this process and others. All of them must have asked before.
+    ///
+    /// # Errors
+    /// Also where there is none: it would not tell this registry from another.
+    #[cfg(feature = "feed")]
+    pub(crate) async fn read_for_all(&self, shared: &Arc<Shared>) -> Result<Root> {
+        let sent = lease_clock(&shared.clock);
+        let mut root = self.root(shared).await?;
+        if root == Root::default() && self.founded.load(Ordering::Relaxed) <= sent.0 {
+            let lease = self.with(|catalog| catalog.timing().lease);
+            self.founded.store(sent.after(lease * FOUNDED_LEASES).0, Ordering::Relaxed);
+            root = self.found(shared).await?;
+        }
+        if root == Root::default() {
+            return Err(Error::not_applied(ErrorKind::Store, "the registry has no list yet"));
+        }
+        let now = lease_clock(&shared.clock);
+        self.with(|catalog| catalog.handle_carried(now, sent, root));
+        Ok(root)
+    }
+
+    /// Gives a registry its first list, should it have none.
+    #[cfg(feature = "feed")]
+    async fn found(&self, shared: &Arc<Shared>) -> Result<Root> {
+        if self.list(shared).await?.0.is_none() {
+            let first = List::first(shared.roll()).encode().into();
+            self.replace(shared, &names::list(), None, first).await?;
+        }
+        let list = self.list(shared).await?.1;
+        self.raise_root(shared, list.root()).await?;
+        self.root(shared).await
     }
 
     async fn root(&self, shared: &Arc<Shared>) -> Result<Root> {

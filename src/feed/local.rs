@@ -2,6 +2,7 @@
 
 use crate::engine::control::fleet::{FleetKey, FleetList};
 use crate::engine::control::merge::Report;
+use crate::engine::control::registry::Root;
 use crate::engine::control::rotation::Want;
 use crate::engine::control::salt::SLOTS_MAX;
 use crate::engine::control::steering::Steering;
@@ -11,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::explain::Explanation;
 use crate::feed::stats::Numbers;
 use crate::key::Key;
+use crate::registry::lease_clock;
 use crate::runtime::Clock;
 use crate::shared::Shared;
 use parking_lot::Mutex;
@@ -18,6 +20,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use tokio::sync::oneshot;
 
 /// One process, as its feed sees it.
 pub(crate) trait Local: Send + Sync + 'static {
@@ -35,6 +38,20 @@ pub(crate) trait Local: Send + Sync + 'static {
     fn apply(&self, list: Option<&Arc<FleetList>>);
 
     fn explain(&self, key: &[u8]) -> Option<String>;
+
+    /// The lease on the registry of salted counters, and what its clock says now; `None` without.
+    fn lease(&self) -> Option<(Tick, Duration)> {
+        None
+    }
+
+    /// Reads the root of the registry, for this process and for others. An answer that does not
+    /// come is a read that has failed.
+    fn read_root(&self) -> Option<oneshot::Receiver<Root>> {
+        None
+    }
+
+    /// Another process has read the root, after this one asked it to at `sent`.
+    fn carry(&self, _sent: Tick, _root: Root) {}
 
     /// Keys of the list in force whose treatment this process is not set up for.
     fn unobeyed(&self) -> u64 {
@@ -129,6 +146,35 @@ impl Local for Handle {
     fn explain(&self, key: &[u8]) -> Option<String> {
         let shared = self.shared.upgrade()?;
         Some(Explanation::of(&shared, key).to_string())
+    }
+
+    fn lease(&self) -> Option<(Tick, Duration)> {
+        let shared = self.shared()?;
+        let lease = shared.salted.as_ref()?.options.lease;
+        Some((lease_clock(&shared.clock), lease))
+    }
+
+    fn read_root(&self) -> Option<oneshot::Receiver<Root>> {
+        let shared = self.shared().filter(|shared| shared.salted.is_some())?;
+        let (tell, told) = oneshot::channel();
+        let runtime = shared.runtime.clone();
+        runtime.spawn(Box::pin(async move {
+            if let Some(salted) = &shared.salted
+                && let Ok(root) = salted.read_for_all(&shared).await
+            {
+                // Whoever waits may be gone.
+                let _ = tell.send(root);
+            }
+        }));
+        Some(told)
+    }
+
+    fn carry(&self, sent: Tick, root: Root) {
+        if let Some(shared) = self.shared()
+            && let Some(salted) = &shared.salted
+        {
+            salted.carried(&shared, sent, root);
+        }
     }
 
     fn alive(&self) -> bool {

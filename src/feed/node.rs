@@ -9,6 +9,7 @@ use super::fleet;
 use super::lines::Lines;
 use super::local::Local;
 use super::options::Options;
+use super::roots::Following;
 use super::serve;
 use super::stats::{Counters, FeedStats, Numbers, count};
 use super::wire::{self, Hello, LIST_LINE_MAX, Message, Nack, Version};
@@ -20,7 +21,7 @@ use parking_lot::Mutex;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::OwnedWriteHalf;
@@ -55,6 +56,8 @@ pub(super) struct Node {
     pub(super) relay: Mutex<Option<Arc<fleet::Membership>>>,
     /// The list in force, for those who look; `None` when there is none.
     pub(super) shown: watch::Sender<Option<Arc<FleetList>>>,
+    /// Made so far, to servers.
+    pub(super) connections: AtomicU64,
 }
 
 impl Numbers for Node {
@@ -140,11 +143,12 @@ impl Node {
         let stream = timeout(PATIENCE, self.dir.connect(FEED)).await??;
         let (from, mut to) = stream.into_split();
         let mut lines = Lines::new(from, LIST_LINE_MAX);
-        let hello = Hello { pid: std::process::id(), rates: self.rates };
-        self.send(&mut to, &Message::Hello(hello)).await?;
         let mut turn = interval(TURN);
         turn.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut due = Due::new(self);
+        let ask = due.roots.first(&*self.local);
+        let hello = Hello { pid: std::process::id(), rates: self.rates, ask };
+        self.send(&mut to, &Message::Hello(hello)).await?;
         while self.local.alive() {
             tokio::select! {
                 line = lines.next() => {
@@ -160,6 +164,9 @@ impl Node {
                         return Err(io::ErrorKind::TimedOut.into());
                     }
                     if let Some(message) = due.report(self, now) {
+                        self.send(&mut to, &message).await?;
+                    }
+                    if let Some(message) = due.roots.next(&*self.local) {
                         self.send(&mut to, &message).await?;
                     }
                 }
@@ -226,6 +233,13 @@ impl Node {
                 }
                 Ok(())
             }
+            Message::Root(token, root) => {
+                due.roots.answered(&*self.local, &self.counters, (token, &root));
+                match due.roots.next(&*self.local) {
+                    Some(message) => self.send(to, &message).await,
+                    None => Ok(()),
+                }
+            }
             _ => Ok(()),
         }
     }
@@ -251,6 +265,7 @@ struct Due {
     window: u64,
     incarnation: u64,
     idle: u32,
+    roots: Following,
 }
 
 /// A process that has no key to name says so in every so many windows only.
@@ -260,6 +275,7 @@ impl Due {
     fn new(node: &Node) -> Due {
         let clock = node.local.clock();
         let every = node.options.report_every;
+        let made = node.connections.fetch_add(1, Ordering::Relaxed);
         Due {
             at: clock.now().after(every),
             every,
@@ -272,6 +288,7 @@ impl Due {
             window: 0,
             incarnation: clock.wall_ms(),
             idle: 0,
+            roots: Following::new(node.id ^ made.rotate_left(40), !node.options.obey),
         }
     }
 

@@ -74,6 +74,7 @@ impl Options {
     }
 
     /// Follows and shows the list, and obeys nothing: what a process does stays its own decision.
+    /// It reads the registry of salted counters by itself, too.
     pub fn watch_only(mut self) -> Options {
         self.obey = false;
         self

@@ -9,6 +9,7 @@ use super::fleet;
 use super::group::{Group, Published};
 use super::lines::Lines;
 use super::node::{Node, PATIENCE, TURN};
+use super::roots::{Reading, Serving};
 use super::stats::count;
 use super::wire::{self, Message, REPORT_LINE_MAX};
 use crate::engine::control::aggregate::From;
@@ -47,7 +48,7 @@ pub(super) async fn run(node: &Node) -> io::Result<()> {
     let shared = Arc::new(Conns::new(node));
     let relay = node.fleet.clone().map(|options| Arc::new(fleet::relay(&group, &local, options)));
     node.relay.lock().clone_from(&relay);
-    let (mut made, mut turn) = (0_u64, interval(TURN));
+    let (mut made, mut turn, mut reading) = (0_u64, interval(TURN), Reading::default());
     turn.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while node.local.alive() {
         tokio::select! {
@@ -79,7 +80,9 @@ pub(super) async fn run(node: &Node) -> io::Result<()> {
                     shared.operators.fetch_sub(1, Ordering::Relaxed);
                 });
             }
+            root = reading.done() => shared.roots.end(root),
             _ = turn.tick() => {
+                shared.roots.turn(&*local, &node.counters, &mut reading);
                 let rates = shared.rates.load(Ordering::Relaxed) > 0;
                 let followers = shared.followers.load(Ordering::Relaxed);
                 let (list, beat) = group.tick(&*local, followers, rates);
@@ -105,6 +108,7 @@ struct Conns {
     operators: AtomicUsize,
     rates: AtomicUsize,
     counts: super::stats::Counters,
+    roots: Serving,
 }
 
 impl Conns {
@@ -114,6 +118,7 @@ impl Conns {
             operators: AtomicUsize::new(0),
             rates: AtomicUsize::new(0),
             counts: super::stats::Counters::default(),
+            roots: Serving::default(),
         }
     }
 
@@ -144,6 +149,7 @@ impl Drop for Conn {
     fn drop(&mut self) {
         self.shared.followers.fetch_sub(1, Ordering::Relaxed);
         self.group.forget(self.id);
+        self.shared.roots.forget(self.id);
     }
 }
 
@@ -161,7 +167,7 @@ impl Conn {
     async fn run(&self, stream: UnixStream) -> io::Result<()> {
         let (from, mut to) = stream.into_split();
         let mut lines = Lines::new(from, REPORT_LINE_MAX);
-        let mut news = self.group.subscribe();
+        let (mut news, mut told) = (self.group.subscribe(), self.shared.roots.subscribe());
         let mut sent = Sent::default();
         let (mut allowance, mut filled) = (MESSAGES_BURST, Instant::now());
         news.mark_changed();
@@ -173,6 +179,18 @@ impl Conn {
                     }
                     let all = news.borrow_and_update().clone();
                     if let Err(e) = self.pass_on(&all, &mut sent, &mut to).await {
+                        count(&self.shared.counts.slow, usize::from(e.kind() == io::ErrorKind::TimedOut));
+                        break Err(e);
+                    }
+                }
+                changed = told.changed() => {
+                    if changed.is_err() {
+                        break Ok(());
+                    }
+                    let answer = told.borrow_and_update().to(self.id);
+                    if let Some(answer) = answer
+                        && let Err(e) = self.send(&mut to, &wire::line(&answer)).await
+                    {
                         count(&self.shared.counts.slow, usize::from(e.kind() == io::ErrorKind::TimedOut));
                         break Err(e);
                     }
@@ -213,11 +231,15 @@ impl Conn {
     fn handle(&self, line: &[u8], sent: &mut Sent) -> bool {
         match wire::read(line) {
             Ok(Message::Hello(hello)) => {
+                if let Some(token) = hello.ask {
+                    self.shared.roots.ask(self.id, token);
+                }
                 if hello.rates && !sent.wants_rates {
                     sent.wants_rates = true;
                     self.shared.rates.fetch_add(1, Ordering::Relaxed);
                 }
             }
+            Ok(Message::Ask(token)) => self.shared.roots.ask(self.id, token),
             Ok(Message::Nack(_)) => count(&self.shared.counts.nacks, 1),
             Ok(message) => {
                 if let Some((from, _, report)) = wire::read_report(message) {

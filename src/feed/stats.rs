@@ -41,6 +41,12 @@ pub struct FeedStats {
     pub bytes_in: u64,
     /// Bytes that this process sent, counted alike.
     pub bytes_out: u64,
+    /// Reads of the registry's root, of salted counters, that this process made for its followers
+    /// and itself.
+    pub roots_read: u64,
+    /// Roots of the registry that came with a token that was not out: never sent here, given up,
+    /// or answered before. They renew nothing.
+    pub roots_refused: u64,
     /// Calls to the transport that failed.
     pub transport_errors: u64,
     /// How often this process has come to lead.
@@ -89,6 +95,8 @@ pub(crate) struct Counters {
     pub(crate) nacks: AtomicU64,
     pub(crate) bytes_in: AtomicU64,
     pub(crate) bytes_out: AtomicU64,
+    pub(crate) roots_read: AtomicU64,
+    pub(crate) roots_refused: AtomicU64,
     pub(crate) transport_errors: AtomicU64,
     pub(crate) elections: AtomicU64,
 }
@@ -120,6 +128,8 @@ impl Counters {
             nacks: get(&self.nacks),
             bytes_in: get(&self.bytes_in),
             bytes_out: get(&self.bytes_out),
+            roots_read: get(&self.roots_read),
+            roots_refused: get(&self.roots_refused),
             transport_errors: get(&self.transport_errors),
             elections: get(&self.elections),
             ..FeedStats::default()

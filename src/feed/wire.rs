@@ -49,6 +49,10 @@ pub(crate) enum Message {
     Quiet(Quiet),
     /// An operator has ordered something: the document has this version.
     Ordered(u64),
+    /// A follower's token: it wants to hear of the registry's root, as read after this came.
+    Ask(u64),
+    /// A follower's token, and the root as it was read after that.
+    Root(u64, String),
     /// This list is applied.
     Ack(Version),
     /// This list is refused, and why.
@@ -61,6 +65,9 @@ pub(crate) struct Hello {
     pub(crate) pid: u32,
     /// Whether to send present rates every second.
     pub(crate) rates: bool,
+    /// The first token. Who does not understand it passes it over, and is not asked again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ask: Option<u64>,
 }
 
 #[derive(Serialize, Deserialize, Debug)]

@@ -108,7 +108,7 @@ impl Salted {
     }
 
     /// Rotations that are under way are this process's affair too.
-    fn look_for_work(&self, shared: &Arc<Shared>) {
+    pub(super) fn look_for_work(&self, shared: &Arc<Shared>) {
         let open: Vec<(Key, Stamp, bool)> = self.registrar.with(|catalog| {
             let open = catalog.list().keys().filter_map(|key| {
                 let record = catalog.record(key)?;

@@ -27,6 +27,8 @@ use crate::adds::Cell;
 use crate::batch::bounded;
 use crate::call;
 use crate::counter::{integer, not_a_number};
+#[cfg(feature = "feed")]
+use crate::engine::control::registry::Root;
 use crate::engine::control::registry::{Lookup, Record, SALT as PART};
 use crate::engine::control::rotation::{Waits, Want};
 use crate::engine::control::salt::{self as plan, Gen, Kind, Pick, Slot};
@@ -146,6 +148,27 @@ impl Salted {
             self.paused_until.store(until.0, Ordering::Relaxed);
         }
         renewed
+    }
+
+    /// Reads the root for this process and for others.
+    #[cfg(feature = "feed")]
+    pub(crate) async fn read_for_all(&self, shared: &Arc<Shared>) -> Result<Root> {
+        count(&self.tallies.renewals, 1);
+        let read = self.registrar.read_for_all(shared).await;
+        count(&self.tallies.renewals_failed, u64::from(read.is_err()));
+        self.look_for_work(shared);
+        read
+    }
+
+    /// Another process has read the root, after this one asked it to at `sent`.
+    #[cfg(feature = "feed")]
+    pub(crate) fn carried(&self, shared: &Arc<Shared>, sent: Tick, root: Root) {
+        let now = lease_clock(&shared.clock);
+        let renewed = self.registrar.with(|catalog| catalog.handle_carried(now, sent, root));
+        if renewed {
+            count(&self.tallies.renewals_carried, 1);
+            self.look_for_work(shared);
+        }
     }
 
     /// What is known of `key` for a reader; asks where nothing is.

@@ -118,8 +118,10 @@ impl Salt {
     }
 
     /// How long what was read of the registry holds. A change takes effect after this long, and
-    /// each process reads one small value every third of it. A registry that fails over must not
-    /// lose a change that is older. Default: 2 s.
+    /// each process reads one small value every third of it. Processes of a host that share a
+    /// [feed](crate::Heatsink) have one of them read it for all, every fifth of it from a second on,
+    /// and read nothing themselves; each does again where no answer comes for half of it. A registry
+    /// that fails over must not lose a change that is older. Default: 2 s.
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Salt {
         self.lease = lease;
@@ -322,6 +324,8 @@ tallies! {
     renewals,
     /// Those that failed.
     renewals_failed,
+    /// Times that a sibling's read of the root, which a [feed](crate::Heatsink) carried, renewed it.
+    renewals_carried,
     /// Generations that this process announced.
     announced,
     /// Times that this process let writes go to what was announced.

@@ -20,6 +20,7 @@
 //! - [`leasing`]: a limit that many processes share.
 //! - [`roster`]: who holds which lane.
 //! - [`registry`]: which keys are spread over several names, as one process knows it.
+//! - [`carried`]: one read of it that renews what many processes know.
 //! - [`salt`]: a counter in slots, and the one way in which that changes.
 //! - [`rotation`]: which step of that change is due.
 //! - [`spread`]: whether the writes of a counter are combined in one place or need slots.
@@ -30,6 +31,7 @@
 
 pub mod aggregate;
 pub mod blend;
+pub mod carried;
 pub mod copies;
 pub mod detect;
 pub mod fed;

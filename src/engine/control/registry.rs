@@ -19,6 +19,7 @@
 //! [`Timing::everybody_knows`] after the publication.
 
 use super::super::time::Tick;
+use super::carried;
 use super::salt::Salt;
 use crate::key::Key;
 use std::collections::{BTreeMap, BTreeSet};
@@ -236,6 +237,13 @@ impl List {
         (next.len() <= self.len() || next.len() <= max.min(LISTED_MAX)).then_some(next)
     }
 
+    /// The first list of a registry, with nothing on it: from then on its root tells this registry
+    /// from every other.
+    #[must_use]
+    pub fn first(nonce: u64) -> List {
+        List { version: 1, nonce, entries: BTreeMap::new() }
+    }
+
     /// The list without `key`.
     #[must_use]
     pub fn without(&self, nonce: u64, key: &Key) -> List {
@@ -356,6 +364,8 @@ pub struct Catalog {
     until: Tick,
     /// When the last renewal that ended well was sent.
     renewed: Option<Tick>,
+    /// Another process's read was the last that renewed it.
+    carried: bool,
 }
 
 impl Catalog {
@@ -369,6 +379,7 @@ impl Catalog {
             left: BTreeSet::new(),
             until: Tick::ZERO,
             renewed: None,
+            carried: false,
         }
     }
 
@@ -394,10 +405,13 @@ impl Catalog {
         }
     }
 
-    /// Whether the lease is to be renewed.
+    /// Whether this process is to renew the lease by itself. Where another's reads renew it that is
+    /// later, but early enough for a call and a part of another one.
     #[must_use]
     pub fn is_due(&self, now: Tick) -> bool {
-        self.renewed.is_none_or(|at| now.since(at) >= self.timing.renewal())
+        let lease = self.timing.lease;
+        let pause = if self.carried { carried::patience(lease) } else { self.timing.renewal() };
+        self.renewed.is_none_or(|at| now.since(at) >= pause)
     }
 
     /// The root was read by a call that was sent at `sent`. True when the lease is renewed; else
@@ -407,7 +421,26 @@ impl Catalog {
         if same {
             self.renew(sent);
         }
+        self.carried = false;
         same
+    }
+
+    /// Another process has read the root, after this one asked it to at `sent`. True when that
+    /// renews the lease. Else this process reads by itself, as if it had not asked: where the root
+    /// has moved, and where the lease has ended, since whoever was away looks at everything again.
+    /// Before there is a list, one registry looks like another.
+    pub fn handle_carried(&mut self, now: Tick, sent: Tick, root: Root) -> bool {
+        let known = root == self.list.root() && root != Root::default();
+        if !known || now >= self.until || sent > now {
+            self.carried = false;
+            return false;
+        }
+        let newer = self.renewed.is_some_and(|at| at < sent);
+        if newer {
+            self.renew(sent);
+            self.carried = true;
+        }
+        newer
     }
 
     /// The list was read after the root, whose read was sent at `sent`.
@@ -420,6 +453,7 @@ impl Catalog {
             self.left
                 .retain(|key| !list.entries.contains_key(key) && self.records.contains_key(key));
             self.list = list;
+            self.carried = false;
             self.renew(sent);
             if self.records.len() > LISTED_MAX {
                 self.records.retain(|key, _| self.list.entries.contains_key(key));
@@ -647,6 +681,39 @@ mod tests {
         let list = List::default().with(1, &Key::from("x"), Stamp::default(), 9).unwrap();
         catalog.handle_list(at(0), Root { version: 5, nonce: 1 }, list);
         assert_eq!(catalog.lookup(at(1), &Key::from("k")), Lookup::Lapsed(None));
+    }
+
+    #[test]
+    fn what_another_has_read_renews_a_lease_and_nothing_else_does() {
+        let mut catalog = Catalog::new(TIMING);
+        let list = List::first(7);
+        assert!(!catalog.handle_carried(at(1), at(0), list.root()), "nothing is known yet");
+        catalog.handle_list(at(0), list.root(), list.clone());
+        assert!(catalog.is_due(at(334)) && !catalog.is_due(at(333)));
+        assert!(catalog.handle_carried(at(300), at(200), list.root()));
+        assert_eq!(catalog.until(), at(1200), "from when it was asked for");
+        assert!(!catalog.is_due(at(699)) && catalog.is_due(at(700)), "half a lease is left");
+        assert!(!catalog.handle_carried(at(400), at(100), list.root()), "older than the last");
+        assert!(!catalog.handle_carried(at(400), at(401), list.root()), "from the future");
+        assert_eq!(catalog.until(), at(1200));
+        // News: the process reads as soon as it does without a sibling.
+        let moved = Root { version: 2, nonce: 8 };
+        assert!(catalog.handle_carried(at(450), at(400), list.root()));
+        assert!(!catalog.handle_carried(at(550), at(500), moved));
+        assert_eq!(catalog.until(), at(1400));
+        assert!(!catalog.is_due(at(733)) && catalog.is_due(at(734)));
+        // Whoever was away looks at everything again.
+        assert!(!catalog.handle_carried(at(1400), at(1300), list.root()));
+        assert_eq!(catalog.lookup(at(1400), &Key::from("k")), Lookup::Lapsed(None));
+    }
+
+    #[test]
+    fn two_registries_without_a_list_are_not_taken_for_one_another() {
+        let mut catalog = Catalog::new(TIMING);
+        assert!(catalog.handle_root(at(0), Root::default()));
+        assert!(!catalog.handle_carried(at(300), at(200), Root::default()));
+        assert_eq!(catalog.until(), at(1000));
+        assert_ne!(List::first(1).root(), List::first(2).root());
     }
 
     #[test]
