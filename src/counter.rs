@@ -4,6 +4,7 @@ use crate::adds::{self, AddStats, Cell, count};
 use crate::batch;
 use crate::engine::control::rotation::Want;
 use crate::engine::data::approx;
+use crate::engine::data::sums::Serve;
 use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Result};
 use crate::heatsink::Heatsink;
@@ -250,7 +251,9 @@ impl Counter {
     /// As [`Heatsink::get`].
     ///
     /// # Errors
-    /// As [`Heatsink::get`]; [`WrongType`](ErrorKind::WrongType) when the value is not an integer.
+    /// As [`Heatsink::get`]; [`WrongType`](ErrorKind::WrongType) when the value is not an integer. Of
+    /// a salted counter that [expires](crate::Salt#counters-that-expire), the first call after that
+    /// time fails while a shard that has a slot, or the registry, does not answer.
     pub async fn sum(&self) -> Result<Sum> {
         self.young_sum().await.map(|(sum, _)| sum)
     }
@@ -277,7 +280,11 @@ impl Counter {
     ///
     /// # Staleness
     /// [`Sum::age`]: one interval of the writer, four when it has just died, and
-    /// [`Adds::sum_ttl`](crate::Adds::sum_ttl). No total is of an older count than one before.
+    /// [`Adds::sum_ttl`](crate::Adds::sum_ttl); it counts from the begin of the sum, less the time that
+    /// the total took on its way to the store. No total of this process is of an older count than
+    /// one before, but for a sum of which slots are [`behind`](Sum::behind). After a
+    /// [`reset`](Counter::reset) or an expiry none is of the count before, in the process that did
+    /// it; in others it may be for as long as the age says.
     ///
     /// # Cost
     /// Store operations: 0 while the last total is young enough, else 1, shared by all who wait.
@@ -300,10 +307,26 @@ impl Counter {
     /// # Ok::<(), heatsink::Error>(()) }).unwrap();
     /// ```
     pub async fn total(&self) -> Result<Sum> {
-        match salt::written_total(&self.hs, &self.cell).await? {
-            Some(sum) => Ok(sum),
-            None => self.sum().await,
+        self.latest_total().await.map(|(sum, _)| sum)
+    }
+
+    /// The total, and when its load began where that tells of a loss.
+    async fn latest_total(&self) -> Result<(Sum, Tick)> {
+        let shared = self.hs.shared();
+        let served = |total, began| Sum::new(total, shared.clock.now().since(began));
+        let ttl = shared.options.adds.sum_ttl;
+        let after = match salt::written_total(&self.hs, &self.cell).await? {
+            // Older than its load: none takes it for a loss.
+            Some(Serve::Total(total, began)) => return Ok((served(total, began), Tick::ZERO)),
+            Some(Serve::Sum(after)) => after,
+            Some(Serve::Look) | None => return self.young_sum().await,
+        };
+        let max_age = ttl.min(shared.clock.now().since(after));
+        let (sum, started) = shared.last_sum(&self.cell, self.load_sum(max_age).await)?;
+        if sum.behind == 0 {
+            self.cell.written.lock().learn_sum(sum.total, started, shared.clock.now());
         }
+        Ok((sum, started))
     }
 
     async fn load_sum(&self, max_age: Duration) -> Result<(Sum, Tick)> {
@@ -403,7 +426,9 @@ impl Counter {
         let guard = batch::WriteGuard::new(shared, &self.cell, slot);
         let answer = salt::reset(shared, &self.cell.key).await;
         guard.end(answer.as_ref().err().map(Error::outcome));
-        self.cell.known.lock().forget();
+        let now = shared.clock.now();
+        self.cell.known.lock().forget(now);
+        self.cell.written.lock().forget(now);
         answer.map_err(|e| e.with_key(&self.cell.key))
     }
 
@@ -581,11 +606,7 @@ impl GrowOnly {
     /// # Errors
     /// As [`Counter::sum`].
     pub async fn total(&self) -> Result<Sum> {
-        match salt::written_total(&self.0.hs, &self.0.cell).await? {
-            // Older than its load: none takes it for a loss.
-            Some(sum) => Ok(self.raised((sum, Tick::ZERO))),
-            None => self.sum().await,
-        }
+        self.0.latest_total().await.map(|total| self.raised(total))
     }
 
     fn raised(&self, (sum, started): (Sum, Tick)) -> Sum {

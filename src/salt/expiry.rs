@@ -2,6 +2,7 @@
 //! again before it does anything else. The bare key keeps no expiry of its own meanwhile, so that it
 //! does not vanish under somebody who sums it up.
 
+use super::totals::forget_total;
 use super::{SUM_TRIES, Salted, View, count};
 use crate::engine::control::registry::Record;
 use crate::engine::control::salt as plan;
@@ -110,7 +111,8 @@ impl Salted {
             runtime.spawn(Box::pin(async move {
                 if let Some(salted) = &own.shared.salted {
                     let answer = salted.begin_again(&own.shared, &own.key).await;
-                        let _ = own.begun.set(answer);
+                    forget_total(&own.shared, &own.key);
+                    let _ = own.begun.set(answer);
                 }
                 drop(own);
             }));
@@ -149,6 +151,7 @@ impl Salted {
             let next = plan.expired(found.total.sum).ok_or_else(overflow)?;
             if self.put(shared, key, Some(&record), &next).await? {
                 count(&self.tallies.expired, 1);
+                self.drop_total(shared, key).await;
                 // Others know the time as well.
                 drop(self.tell(shared, key).await);
                 // It is loaded, and nothing is left to do.
