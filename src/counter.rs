@@ -4,7 +4,6 @@ use crate::adds::{self, AddStats, Cell, count};
 use crate::batch;
 use crate::engine::control::rotation::Want;
 use crate::engine::data::approx;
-use crate::engine::data::sums::Serve;
 use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Result};
 use crate::heatsink::Heatsink;
@@ -207,8 +206,8 @@ pub(crate) async fn load_integer(store: Arc<dyn DynStore>, key: Key) -> Result<i
 /// summed into the next. So the slower the store, the more adds one operation carries.
 #[derive(Clone)]
 pub struct Counter {
-    hs: Heatsink,
-    cell: Arc<Cell>,
+    pub(crate) hs: Heatsink,
+    pub(crate) cell: Arc<Cell>,
 }
 
 impl Counter {
@@ -258,7 +257,7 @@ impl Counter {
         self.young_sum().await.map(|(sum, _)| sum)
     }
 
-    async fn young_sum(&self) -> Result<(Sum, Tick)> {
+    pub(crate) async fn young_sum(&self) -> Result<(Sum, Tick)> {
         let shared = self.hs.shared();
         let sum = self.load_sum(shared.options.adds.sum_ttl).await;
         shared.last_sum(&self.cell, sum)
@@ -275,61 +274,7 @@ impl Counter {
         self.load_sum(max_age).await.map(|(sum, _)| sum)
     }
 
-    /// The sum as one process of the fleet writes it for all, where one does
-    /// ([`Salt::totals`](crate::Salt::totals)) and the counter is salted; else [`sum`](Counter::sum).
-    ///
-    /// # Staleness
-    /// [`Sum::age`]: one interval of the writer, four when it has just died, and
-    /// [`Adds::sum_ttl`](crate::Adds::sum_ttl); it counts from the begin of the sum, less the time that
-    /// the total took on its way to the store. No total of this process is of an older count than
-    /// one before, but for a sum of which slots are [`behind`](Sum::behind). After a
-    /// [`reset`](Counter::reset) or an expiry none is of the count before, in the process that did
-    /// it; in others it may be for as long as the age says.
-    ///
-    /// # Cost
-    /// Store operations: 0 while the last total is young enough, else 1, shared by all who wait.
-    ///
-    /// # Cancel safety
-    /// As [`Heatsink::get`].
-    ///
-    /// # Errors
-    /// As [`sum`](Counter::sum).
-    ///
-    /// # Example
-    /// ```
-    /// # use heatsink::{Heatsink, Salt, store::MemoryStore};
-    /// # use std::time::Duration;
-    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-    /// let salt = Salt::new().totals(Duration::from_secs(1));
-    /// let hs = Heatsink::builder(MemoryStore::new(8)).salt(salt).build()?;
-    /// hs.counter("post:9:likes").add(3).await?;
-    /// assert_eq!(hs.counter("post:9:likes").total().await?.total(), 3);
-    /// # Ok::<(), heatsink::Error>(()) }).unwrap();
-    /// ```
-    pub async fn total(&self) -> Result<Sum> {
-        self.latest_total().await.map(|(sum, _)| sum)
-    }
-
-    /// The total, and when its load began where that tells of a loss.
-    async fn latest_total(&self) -> Result<(Sum, Tick)> {
-        let shared = self.hs.shared();
-        let served = |total, began| Sum::new(total, shared.clock.now().since(began));
-        let ttl = shared.options.adds.sum_ttl;
-        let after = match salt::written_total(&self.hs, &self.cell).await? {
-            // Older than its load: none takes it for a loss.
-            Some(Serve::Total(total, began)) => return Ok((served(total, began), Tick::ZERO)),
-            Some(Serve::Sum(after)) => after,
-            Some(Serve::Look) | None => return self.young_sum().await,
-        };
-        let max_age = ttl.min(shared.clock.now().since(after));
-        let (sum, started) = shared.last_sum(&self.cell, self.load_sum(max_age).await)?;
-        if sum.behind == 0 {
-            self.cell.written.lock().learn_sum(sum.total, started, shared.clock.now());
-        }
-        Ok((sum, started))
-    }
-
-    async fn load_sum(&self, max_age: Duration) -> Result<(Sum, Tick)> {
+    pub(crate) async fn load_sum(&self, max_age: Duration) -> Result<(Sum, Tick)> {
         let (store, cell) = (self.hs.shared().store.clone(), self.cell.clone());
         let shared = self.hs.shared().clone();
         let load = move || -> BoxFuture<'static, _> {

@@ -21,7 +21,6 @@ pub(crate) use joins::{add_plain, read_plain};
 #[cfg(feature = "testing")]
 pub use mutants::{SaltMutant, record_name, slot_name};
 pub use options::{Salt, SaltStats};
-pub(crate) use totals::written_total;
 
 use crate::adds::Cell;
 use crate::batch::bounded;

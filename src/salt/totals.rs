@@ -3,6 +3,7 @@
 
 use super::{Salted, View};
 use crate::adds::Cell;
+use crate::counter::{Counter, Sum};
 use crate::engine::control::registry::Record;
 use crate::engine::control::totals::{Turn, Written, lives, overdue, turn};
 use crate::engine::data::joined::Op;
@@ -111,9 +112,65 @@ pub(super) fn forget_total(shared: &Arc<Shared>, key: &Key) {
     }
 }
 
+impl Counter {
+    /// The sum as one process of the fleet writes it for all, where one does
+    /// ([`Salt::totals`](crate::Salt::totals)) and the counter is salted; else [`sum`](Counter::sum).
+    ///
+    /// # Staleness
+    /// [`Sum::age`]: one interval of the writer, four when it has just died, and
+    /// [`Adds::sum_ttl`](crate::Adds::sum_ttl); it counts from the begin of the sum, less the time that
+    /// the total took on its way to the store. No total of this process is of an older count than
+    /// one before, but for a sum of which slots are [`behind`](Sum::behind). After a
+    /// [`reset`](Counter::reset) or an expiry none is of the count before, in the process that did
+    /// it; in others it may be for as long as the age says.
+    ///
+    /// # Cost
+    /// Store operations: 0 while the last total is young enough, else 1, shared by all who wait.
+    ///
+    /// # Cancel safety
+    /// As [`Heatsink::get`].
+    ///
+    /// # Errors
+    /// As [`sum`](Counter::sum).
+    ///
+    /// # Example
+    /// ```
+    /// # use heatsink::{Heatsink, Salt, store::MemoryStore};
+    /// # use std::time::Duration;
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let salt = Salt::new().totals(Duration::from_secs(1));
+    /// let hs = Heatsink::builder(MemoryStore::new(8)).salt(salt).build()?;
+    /// hs.counter("post:9:likes").add(3).await?;
+    /// assert_eq!(hs.counter("post:9:likes").total().await?.total(), 3);
+    /// # Ok::<(), heatsink::Error>(()) }).unwrap();
+    /// ```
+    pub async fn total(&self) -> Result<Sum> {
+        self.latest_total().await.map(|(sum, _)| sum)
+    }
+
+    /// The total, and when its load began where that tells of a loss.
+    pub(crate) async fn latest_total(&self) -> Result<(Sum, Tick)> {
+        let shared = self.hs.shared();
+        let served = |total, began| Sum::new(total, shared.clock.now().since(began));
+        let ttl = shared.options.adds.sum_ttl;
+        let after = match written_total(&self.hs, &self.cell).await? {
+            // Older than its load: none takes it for a loss.
+            Some(Serve::Total(total, began)) => return Ok((served(total, began), Tick::ZERO)),
+            Some(Serve::Sum(after)) => after,
+            Some(Serve::Look) | None => return self.young_sum().await,
+        };
+        let max_age = ttl.min(shared.clock.now().since(after));
+        let (sum, started) = shared.last_sum(&self.cell, self.load_sum(max_age).await)?;
+        if sum.behind() == 0 {
+            self.cell.written.lock().learn_sum(sum.total(), started, shared.clock.now());
+        }
+        Ok((sum, started))
+    }
+}
+
 /// The total of a salted counter, with one read; where there is none, a sum that began after what is
 /// given is right. `None`: whatever sum.
-pub(crate) async fn written_total(hs: &Heatsink, cell: &Arc<Cell>) -> Result<Option<Serve>> {
+async fn written_total(hs: &Heatsink, cell: &Arc<Cell>) -> Result<Option<Serve>> {
     let shared = hs.shared();
     let Some(salted) = &shared.salted else { return Ok(None) };
     // Whoever sums up a counter whose time is over lets it begin again.

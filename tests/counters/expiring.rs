@@ -113,6 +113,7 @@ fn calls_that_find_a_counter_over_at_once_let_it_begin_again_once() {
     let fleet = Fleet::new(1, Capability::all(), &Salt::new(), 30 * SEC);
     fleet.pin(0, 8);
     fleet.rt.run_for(10 * SEC);
+    assert_eq!(fleet.sum(1), 9);
     fleet.until(fleet.end);
     let record = heatsink::record_name(&Key::from("c"));
     let reads = || fleet.store.reads_of(record.clone());
@@ -172,6 +173,7 @@ fn a_call_ends_when_the_registry_has_lost_the_record_of_a_counter_whose_time_is_
         let first = fleet.store.get_now(record.clone()).unwrap().bytes;
         fleet.rt.run_for(20 * SEC);
         assert!(first != fleet.store.get_now(record.clone()).unwrap().bytes);
+        assert_eq!([0, 1, 2].map(|i| fleet.sum(i)), [9; 3], "everybody knows the record");
         fleet.until(fleet.end);
         if evicted {
             let gone = fleet.rt.block_on(fleet.store.delete_many(std::slice::from_ref(&record)));
