@@ -7,7 +7,7 @@ use crate::buffer::Buffer;
 use crate::engine::control::lanes::{Ended, Flush};
 use crate::engine::control::roster;
 use crate::engine::data::joined::{Joined, Op};
-use crate::engine::data::sums::{Known, Parts};
+use crate::engine::data::sums::{Known, Latest, Parts};
 use crate::engine::time::Tick;
 use crate::error::{Error, Result};
 use crate::key::Key;
@@ -257,8 +257,8 @@ pub(crate) struct Cell {
     pub(crate) weight: [AtomicU64; 2],
     /// Somebody has said that it only grows.
     pub(crate) only_grows: AtomicBool,
-    /// Of a salted one: the total that one process writes, when it was read, and how old it was.
-    pub(crate) written: Mutex<Option<(i64, Tick, Duration)>>,
+    /// Of a salted one: the total that one process writes.
+    pub(crate) written: Mutex<Latest>,
     /// Its slots, of one that only grows.
     pub(crate) parts: Mutex<Parts>,
 }
@@ -286,7 +286,7 @@ impl Cell {
             known: Mutex::new(Known::default()),
             weight: Default::default(),
             only_grows: AtomicBool::new(false),
-            written: Mutex::new(None),
+            written: Mutex::new(Latest::default()),
             parts: Mutex::new(Parts::default()),
         })
     }

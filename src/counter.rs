@@ -206,8 +206,8 @@ pub(crate) async fn load_integer(store: Arc<dyn DynStore>, key: Key) -> Result<i
 /// summed into the next. So the slower the store, the more adds one operation carries.
 #[derive(Clone)]
 pub struct Counter {
-    hs: Heatsink,
-    cell: Arc<Cell>,
+    pub(crate) hs: Heatsink,
+    pub(crate) cell: Arc<Cell>,
 }
 
 impl Counter {
@@ -250,12 +250,14 @@ impl Counter {
     /// As [`Heatsink::get`].
     ///
     /// # Errors
-    /// As [`Heatsink::get`]; [`WrongType`](ErrorKind::WrongType) when the value is not an integer.
+    /// As [`Heatsink::get`]; [`WrongType`](ErrorKind::WrongType) when the value is not an integer. Of
+    /// a salted counter that [expires](crate::Salt#counters-that-expire), the first call after that
+    /// time fails while a shard that has a slot, or the registry, does not answer.
     pub async fn sum(&self) -> Result<Sum> {
         self.young_sum().await.map(|(sum, _)| sum)
     }
 
-    async fn young_sum(&self) -> Result<(Sum, Tick)> {
+    pub(crate) async fn young_sum(&self) -> Result<(Sum, Tick)> {
         let shared = self.hs.shared();
         let sum = self.load_sum(shared.options.adds.sum_ttl).await;
         shared.last_sum(&self.cell, sum)
@@ -272,41 +274,7 @@ impl Counter {
         self.load_sum(max_age).await.map(|(sum, _)| sum)
     }
 
-    /// The sum as one process of the fleet writes it for all, where one does
-    /// ([`Salt::totals`](crate::Salt::totals)) and the counter is salted; else [`sum`](Counter::sum).
-    ///
-    /// # Staleness
-    /// [`Sum::age`]: one interval of the writer, four when it has just died, and
-    /// [`Adds::sum_ttl`](crate::Adds::sum_ttl). No total is of an older count than one before.
-    ///
-    /// # Cost
-    /// Store operations: 0 while the last total is young enough, else 1, shared by all who wait.
-    ///
-    /// # Cancel safety
-    /// As [`Heatsink::get`].
-    ///
-    /// # Errors
-    /// As [`sum`](Counter::sum).
-    ///
-    /// # Example
-    /// ```
-    /// # use heatsink::{Heatsink, Salt, store::MemoryStore};
-    /// # use std::time::Duration;
-    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-    /// let salt = Salt::new().totals(Duration::from_secs(1));
-    /// let hs = Heatsink::builder(MemoryStore::new(8)).salt(salt).build()?;
-    /// hs.counter("post:9:likes").add(3).await?;
-    /// assert_eq!(hs.counter("post:9:likes").total().await?.total(), 3);
-    /// # Ok::<(), heatsink::Error>(()) }).unwrap();
-    /// ```
-    pub async fn total(&self) -> Result<Sum> {
-        match salt::written_total(&self.hs, &self.cell).await? {
-            Some(sum) => Ok(sum),
-            None => self.sum().await,
-        }
-    }
-
-    async fn load_sum(&self, max_age: Duration) -> Result<(Sum, Tick)> {
+    pub(crate) async fn load_sum(&self, max_age: Duration) -> Result<(Sum, Tick)> {
         let (store, cell) = (self.hs.shared().store.clone(), self.cell.clone());
         let shared = self.hs.shared().clone();
         let load = move || -> BoxFuture<'static, _> {
@@ -403,7 +371,9 @@ impl Counter {
         let guard = batch::WriteGuard::new(shared, &self.cell, slot);
         let answer = salt::reset(shared, &self.cell.key).await;
         guard.end(answer.as_ref().err().map(Error::outcome));
-        self.cell.known.lock().forget();
+        let now = shared.clock.now();
+        self.cell.known.lock().forget(now);
+        self.cell.written.lock().forget(now);
         answer.map_err(|e| e.with_key(&self.cell.key))
     }
 
@@ -581,11 +551,7 @@ impl GrowOnly {
     /// # Errors
     /// As [`Counter::sum`].
     pub async fn total(&self) -> Result<Sum> {
-        match salt::written_total(&self.0.hs, &self.0.cell).await? {
-            // Older than its load: none takes it for a loss.
-            Some(sum) => Ok(self.raised((sum, Tick::ZERO))),
-            None => self.sum().await,
-        }
+        self.0.latest_total().await.map(|total| self.raised(total))
     }
 
     fn raised(&self, (sum, started): (Sum, Tick)) -> Sum {

@@ -99,7 +99,7 @@ impl Heatsink {
         let loaded = self.join_or_lead((hash, name), Some(limit), from, 0).await;
         let loaded = loaded.map_err(|e| e.with_key(&cell.key))?;
         let text = Bytes::copy_from_slice(loaded.get(2..).unwrap_or_default());
-        let place = Joined::parse_slot(cell.op, &text);
+        let place = Joined::parse_own(cell.op, &text);
         let value = place.ok_or_else(|| not_a_number(&cell.key))?.value;
         let behind = u16::from_be_bytes([loaded[0], loaded[1]]);
         let started = loaded.entry().ages.started;

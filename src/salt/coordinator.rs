@@ -7,7 +7,7 @@ use super::{PART, Salted, count};
 use crate::adds::Cell;
 use crate::engine::control::registry::{Record, Stamp};
 use crate::engine::control::rotation::{Step, Want, Watch};
-use crate::engine::control::salt::{self as plan, Fold, Gen};
+use crate::engine::control::salt::{self as plan, Fold, Gen, Kind};
 use crate::engine::control::spread::Spread;
 use crate::engine::time::Tick;
 use crate::error::{ErrorKind, Result};
@@ -46,6 +46,8 @@ struct Job {
     due: Tick,
     /// By what its traffic says: not before then again.
     traffic: Option<Traffic>,
+    /// The bare key has no expiry of its own any more, under a record that expires then.
+    kept: Option<u64>,
 }
 
 /// What the traffic of a counter says.
@@ -216,17 +218,27 @@ impl Salted {
     async fn work(&self, shared: &Arc<Shared>, key: &Key) -> Tick {
         let now = || lease_clock(&shared.clock);
         for _ in 0..STEPS_MAX {
-            match self.step(shared, key).await {
+            let mut tried = None;
+            match self.step(shared, key, &mut tried).await {
                 Ok(None) => {}
                 Ok(Some(due)) => return due,
                 Err(error) => {
                     count(&self.tallies.steps_failed, 1);
-                    if error.kind() == ErrorKind::Limit {
-                        count(&self.tallies.refused, 1);
-                        self.want(shared, key, Want::Nothing, false);
-                        return Tick::MAX;
+                    if error.kind() != ErrorKind::Limit {
+                        break;
                     }
-                    break;
+                    count(&self.tallies.refused, 1);
+                    match tried {
+                        Some(Step::Announce { .. }) => {
+                            self.want(shared, key, Want::Nothing, false);
+                            return Tick::MAX;
+                        }
+                        // What is in use does not fit into one place: it stays, and is left by the
+                        // long way.
+                        Some(Step::Replace(_)) if self.takes_time(key) => {}
+                        // What was begun is not given up. There may be room later.
+                        _ => return now().after(self.options.grave),
+                    }
                 }
             }
         }
@@ -234,8 +246,23 @@ impl Salted {
         now().after(AGAIN + AGAIN * drawn / 1000)
     }
 
-    /// One step; `Some` says when to look again, for there is nothing to do before.
-    async fn step(&self, shared: &Arc<Shared>, key: &Key) -> Result<Option<Tick>> {
+    /// What is wanted of `key` is not wanted at once any more; whether it was.
+    fn takes_time(&self, key: &Key) -> bool {
+        let mut jobs = self.jobs.lock();
+        let Some(job) = jobs.0.get_mut(key) else { return false };
+        let before = job.want;
+        job.want = before.in_time();
+        job.want != before
+    }
+
+    /// One step, which is `tried`; `Some` says when to look again, for there is nothing to do
+    /// before.
+    async fn step(
+        &self,
+        shared: &Arc<Shared>,
+        key: &Key,
+        tried: &mut Option<Step>,
+    ) -> Result<Option<Tick>> {
         let record = self.registrar.load(shared, key).await?;
         let mut plan = match &record {
             Some(record) => self.plan_of(record)?,
@@ -266,6 +293,7 @@ impl Salted {
             }
             self.see_published(shared, key, record, &plan).await?;
         }
+        let kept = self.is_bare_kept(shared, key, &plan).await;
         let now = lease_clock(&shared.clock);
         let (step, own) = {
             let jobs = self.jobs.lock();
@@ -276,8 +304,10 @@ impl Salted {
                 if job.own { Duration::ZERO } else { lease / 3 + lease / 3 * drawn / 1000 };
             (job.watch.next(now, &plan, job.want, &self.waits_of(&plan), patience), job.own)
         };
+        *tried = Some(step);
         let took = match step {
-            Step::Wait(due) => return Ok(Some(due)),
+            Step::Wait(due) if kept => return Ok(Some(due)),
+            Step::Wait(due) => return Ok(Some(due.min(now.after(self.options.lease / 4)))),
             step => self.take(shared, key, record.as_ref(), &plan, step).await?,
         };
         if took
@@ -291,6 +321,22 @@ impl Salted {
             count(&self.tallies.steps_failed, 1);
         }
         Ok(None)
+    }
+
+    /// Takes the expiry off the bare key of a counter that expires, once its adds go to slots and it
+    /// is quiet. False when that is to be tried again.
+    async fn is_bare_kept(&self, shared: &Arc<Shared>, key: &Key, plan: &plan::Salt) -> bool {
+        let Some(at) = plan.expires else { return true };
+        let kept = |jobs: &Jobs| jobs.0.get(key).is_some_and(|job| job.kept == Some(at));
+        if kept(&self.jobs.lock()) {
+            return true;
+        }
+        // Before the switch it may be as busy as it ever was, and then the switch is what helps.
+        let done = self.keep_bare(shared, key).await.is_ok();
+        if done && let Some(job) = self.jobs.lock().0.get_mut(key) {
+            job.kept = Some(at);
+        }
+        done || plan.cur.kind == Kind::Home
     }
 
     /// Makes sure that the record is published, and remembers since when it is known to be.

@@ -70,38 +70,52 @@ fn raise(
 ) -> BoxFuture<'static, Result<bool>> {
     Box::pin(async move {
         let text = "the value changes faster than it can be replaced";
-        let mut failed = Error::not_applied(ErrorKind::Store, text);
+        let (mut failed, mut doubt) = (Error::not_applied(ErrorKind::Store, text), false);
         for _ in 0..RAISE_TRIES {
-            let stored = store.clone().get(name.clone()).await?;
-            let (mut now, sealed) = place(value.op(), &name, at.bare, stored.as_ref())?;
-            if sealed || (stored.is_none() && !at.create) {
-                let text = "the slot is sealed";
-                return Err(Error::not_applied(ErrorKind::Sealed, text).with_key(&name));
-            }
-            let more = now.join(&value);
-            if !more && (stored.is_some() || at.bare) {
-                return Ok(false);
-            }
-            let room = if at.capped { now.has_room() } else { now.size() <= JOINED_BYTES_MAX };
-            if !room {
-                let text = format!(
-                    "the set would hold more than {MEMBERS_MAX} members or {SET_BYTES_MAX} bytes"
-                );
-                return Err(Error::not_applied(ErrorKind::Limit, text).with_key(&name));
-            }
-            let bytes = if at.bare { now.encode() } else { Some(now.encode_slot(false)) };
-            let Some(bytes) = bytes else { return Ok(false) };
-            let (was, ttl) = stored.map_or((None, None), |s| (Some(s.bytes), s.ttl_left));
-            match store.clone().compare_and_set(name.clone(), was, bytes, ttl).await {
-                Ok(true) => return Ok(more),
-                Ok(false) => {}
-                // Harmless to send again: it is there or it is not.
-                Err(error) if error.is_unknown() => failed = error,
-                Err(error) => return Err(error),
+            match raise_once(&store, &name, &value, at).await {
+                Ok(Some(more)) => return Ok(more),
+                Ok(None) => {}
+                // Harmless to send again: it is there or it is not. But whatever comes then, this
+                // one may have been applied, or may still be.
+                Err(error) if error.is_unknown() => (failed, doubt) = (error, true),
+                Err(error) => return Err(error.after(doubt)),
             }
         }
-        Err(failed)
+        Err(failed.after(doubt))
     })
+}
+
+/// One attempt of [`raise`]; `None` when another was first.
+async fn raise_once(
+    store: &Arc<dyn DynStore>,
+    name: &Key,
+    value: &Joined,
+    at: At,
+) -> Result<Option<bool>> {
+    let stored = store.clone().get(name.clone()).await;
+    let stored = stored.map_err(|e| e.with_outcome(Outcome::NotApplied))?;
+    let (mut now, sealed) = place(value.op(), name, at.bare, stored.as_ref())?;
+    if sealed || (stored.is_none() && !at.create) {
+        return Err(Error::not_applied(ErrorKind::Sealed, "the slot is sealed").with_key(name));
+    }
+    let more = now.join(value);
+    if !more && (stored.is_some() || at.bare) {
+        return Ok(Some(false));
+    }
+    let room = if at.capped { now.has_room() } else { now.size() <= JOINED_BYTES_MAX };
+    if !room {
+        let text = if at.capped {
+            format!("the set would hold more than {MEMBERS_MAX} members or {SET_BYTES_MAX} bytes")
+        } else {
+            format!("the set would hold more than {JOINED_BYTES_MAX} bytes in one place")
+        };
+        return Err(Error::not_applied(ErrorKind::Limit, text).with_key(name));
+    }
+    let bytes = if at.bare { now.encode() } else { Some(now.encode_slot(false)) };
+    let Some(bytes) = bytes else { return Ok(Some(false)) };
+    let (was, ttl) = stored.map_or((None, None), |s| (Some(s.bytes), s.ttl_left));
+    let done = store.clone().compare_and_set(name.clone(), was, bytes, ttl).await?;
+    Ok(done.then_some(more))
 }
 
 /// Seals a slot; what it holds, for good.
@@ -214,6 +228,31 @@ impl Salted {
         }
         count(&self.tallies.slots_missing, missing);
         Ok(Some((sum, behind)))
+    }
+
+    /// Refuses to seal what would not fit into the bare key then. Room for another set is left to
+    /// what comes meanwhile.
+    pub(super) async fn fits_home(
+        &self,
+        shared: &Arc<Shared>,
+        key: &Key,
+        (op, of): (Op, Gen),
+    ) -> Result<()> {
+        if op != Op::Union {
+            return Ok(());
+        }
+        let mut slots: Vec<Slot> = (0..of.k).map(|index| Slot { of, index }).collect();
+        slots.push(Slot { of: plan::HOME, index: 0 });
+        let mut sum = Joined::empty(op).ok_or_else(gone)?;
+        for (slot, stored) in slots.iter().zip(self.slots_of(shared, key, &slots).await?) {
+            let bare = slot.of.kind == Kind::Home;
+            sum.join(&place(op, key, bare, stored.as_ref())?.0);
+        }
+        if sum.size() + SET_BYTES_MAX > JOINED_BYTES_MAX {
+            let text = format!("the set has about {} bytes: it stays spread", sum.size());
+            return Err(Error::not_applied(ErrorKind::Limit, text).with_key(key));
+        }
+        Ok(())
     }
 
     /// Seals the slots of a generation, and joins what they held to the bare key.

@@ -21,7 +21,6 @@ pub(crate) use joins::{add_plain, read_plain};
 #[cfg(feature = "testing")]
 pub use mutants::{SaltMutant, record_name, slot_name};
 pub use options::{Salt, SaltStats};
-pub(crate) use totals::written_total;
 
 use crate::adds::Cell;
 use crate::batch::bounded;
@@ -42,8 +41,10 @@ use crate::shared::Shared;
 use crate::store::DynStore;
 use crate::sync::Mutex;
 use coordinator::Jobs;
+use expiry::Begun;
 use options::Tallies;
 use schedule::Planned;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -67,6 +68,8 @@ pub(crate) struct Salted {
     jobs: Mutex<Jobs>,
     planned: Mutex<Planned>,
     totals: Mutex<Totals>,
+    /// Counters whose time is over, of which one task of this process lets each begin again.
+    expiring: Mutex<BTreeMap<Key, Begun>>,
     renewing: AtomicBool,
     /// When the hot list was last looked at, in nanoseconds of the lease clock.
     looked: AtomicU64,
@@ -104,6 +107,7 @@ impl Salted {
             jobs: Mutex::new(Jobs::default()),
             planned: Mutex::new(Planned::default()),
             totals: Mutex::new(Totals::default()),
+            expiring: Mutex::new(BTreeMap::new()),
             renewing: AtomicBool::new(false),
             looked: AtomicU64::new(0),
             paused_until: AtomicU64::new(0),
@@ -173,6 +177,7 @@ impl Salted {
 
     /// What is known of `key` for a reader; asks where nothing is.
     async fn view(&self, shared: &Arc<Shared>, key: &Key, op: Op) -> Result<View> {
+        let mut begun = false;
         for _ in 0..SUM_TRIES {
             let now = lease_clock(&shared.clock).after(shared.clock.resolution());
             let (stale, known) = self.registrar.with(|catalog| match catalog.lookup(now, key) {
@@ -190,8 +195,15 @@ impl Salted {
                     if let View::Salted(plan, ..) = &view {
                         Salted::check_op(plan, key, op)?;
                         if plan.is_expired(shared.clock.wall_ms()) {
-                            self.expire(shared, key).await?;
-                            continue;
+                            let now = self.expire(shared, key).await?;
+                            if !std::mem::replace(&mut begun, true) {
+                                continue;
+                            }
+                            // The registry has lost what is known here. What it says now is looked
+                            // at again after the sum.
+                            let record = now.ok_or_else(gone)?;
+                            let by = (record.version, record.nonce);
+                            return Ok(View::Salted(self.plan_of(&record)?, by, Tick::ZERO));
                         }
                     }
                     return Ok(view);
@@ -217,7 +229,7 @@ impl Salted {
     ) -> Result<Slot> {
         let home = Slot { of: plan::HOME, index: 0 };
         let seals = self.waits.seal || op.joins();
-        let mut attempt = 0;
+        let (mut attempt, mut begun) = (0, None);
         while attempt < 2 {
             let now = lease_clock(&shared.clock).after(shared.clock.resolution());
             // Without seals an add must have ended before the lease does.
@@ -240,13 +252,17 @@ impl Salted {
                 let sealed = stale && seals && !catalog.has_left(key);
                 (record.map(|record| self.known_plan(record)).transpose(), valid || sealed, stale)
             });
-            let plan = plan?;
-            if let Some(plan) = &plan {
-                Salted::check_op(plan, key, op)?;
-                if plan.is_expired(shared.clock.wall_ms()) {
+            let mut plan = plan?;
+            if let Some(known) = &plan {
+                Salted::check_op(known, key, op)?;
+                if known.is_expired(shared.clock.wall_ms()) {
                     // What is written from now on is not to go with what was there.
-                    self.expire(shared, key).await?;
-                    continue;
+                    let Some(now) = &begun else {
+                        begun = Some(self.expire(shared, key).await?);
+                        continue;
+                    };
+                    // The registry has lost what is known here: what it says now is in force.
+                    plan = now.as_ref().map(|record| self.known_plan(record)).transpose()?;
                 }
             }
             attempt += 1;
@@ -294,9 +310,23 @@ impl Salted {
     async fn sent<'a, T>(
         &self,
         shared: &Arc<Shared>,
+        of: (&Key, Op),
+        pick: impl Fn(u32) -> Pick<'a>,
+        send: impl Fn(Key, bool, bool) -> crate::runtime::BoxFuture<'static, Result<T>>,
+    ) -> Result<T> {
+        let mut doubt = false;
+        let answer = self.sent_on(shared, of, pick, send, &mut doubt).await;
+        answer.map_err(|error| error.after(doubt))
+    }
+
+    /// The same; an earlier attempt may have been applied if `doubt`.
+    async fn sent_on<'a, T>(
+        &self,
+        shared: &Arc<Shared>,
         (key, op): (&Key, Op),
         pick: impl Fn(u32) -> Pick<'a>,
         send: impl Fn(Key, bool, bool) -> crate::runtime::BoxFuture<'static, Result<T>>,
+        doubt: &mut bool,
     ) -> Result<T> {
         let mut refused_under = None;
         for attempt in 0..ADD_TRIES {
@@ -313,7 +343,10 @@ impl Salted {
                 }
             };
             match answer {
-                Err(e) if e.kind() == ErrorKind::Sealed && !e.is_unknown() => {}
+                // What joins may have been stored before the seal: once more is the same.
+                Err(e) if e.kind() == ErrorKind::Sealed && (op.joins() || !e.is_unknown()) => {
+                    *doubt |= e.is_unknown();
+                }
                 #[cfg(feature = "testing")]
                 Err(e) if e.is_unknown() && self.is_broken(SaltMutant::AddsAgain) => continue,
                 answer => return answer,

@@ -26,6 +26,7 @@ use std::time::Duration;
 /// | what keeps sums exact | a sealed slot refuses every add; leases only spare waits | leases: clocks that differ in rate by less than 2 %, adds that are applied within [`in_flight`](Salt::in_flight) or never |
 /// | an add that is applied later | is refused, and sent to another slot | is missing from sums until the next [`sweep`](Salt::sweep), and counted as [`SaltStats::late`] |
 /// | from the wish to the first write in other slots | at once for slots, and for the bare key if [`exclusive`](Salt::exclusive); else a lease | a lease |
+/// | a counter's time is over, and the registry or a shard of its cannot be reached | adds and sums fail, and nothing was applied, until both can be: what was there cannot be taken off | the same |
 /// | the registry cannot be reached | adds go on to the slots that are known for half of [`grave`](Salt::grave), then to the bare key | adds go to the bare key, which is always read |
 ///
 /// That the bare key of a counter that is not exclusive is never sealed has a price: from the bare key
@@ -56,7 +57,10 @@ use std::time::Duration;
 ///
 /// The clocks of machines tell different times: by as much one process sees the end earlier than
 /// another. What a program without heatsink adds to the bare key between that time and the first look
-/// is gone with the rest. A registry that loses the change does it again. A counter that would expire
+/// is gone with the rest. A registry that loses the change does it again. To begin again takes an
+/// answer of the registry and of every shard that has a slot; of all calls of a process that wait for
+/// it, one asks. A counter that its adds keep busy keeps the expiry of the bare key beside that of the
+/// record, until it is in slots. A counter that would expire
 /// within two leases is not salted, nor is a maximum or a set that expires; a counter that
 /// [only grows](crate::GrowOnly) takes an expiry for a loss.
 ///

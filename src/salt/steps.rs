@@ -56,7 +56,10 @@ impl Salted {
             }
             Step::Arm => (plan.armed(), Some(&self.tallies.announced)),
             Step::Switch => (plan.switched(), Some(&self.tallies.switched)),
+            // The bare key that others use is never sealed, whoever asks.
+            Step::Replace(_) if !plan.may_replace() => return Ok(false),
             Step::Replace(old) => {
+                self.fits_home(shared, key, (plan.op, old)).await?;
                 let total = self.end(shared, key, (plan.op, old)).await?;
                 (plan.replaced(total), Some(&self.tallies.switched))
             }
@@ -96,9 +99,6 @@ impl Salted {
         let next = next.ok_or_else(overflow)?;
         let won = self.put(shared, key, record, &next).await?;
         tally.into_iter().for_each(|tally| count(tally, u64::from(won)));
-        if won && next.expires.is_some() && matches!(step, Step::Announce { .. }) {
-            self.keep_bare(shared, key).await?;
-        }
         if !won && matches!(step, Step::Announce { .. }) {
             self.take_back(shared, key, next.next).await;
         }
@@ -106,7 +106,7 @@ impl Salted {
     }
 
     /// The last moment before a step: what everybody was given time to learn is still published, and
-    /// the bare key of a counter that expires does not go by itself.
+    /// the bare key of a counter that soon expires does not go by itself.
     async fn is_ready(
         &self,
         shared: &Arc<Shared>,
@@ -124,8 +124,8 @@ impl Salted {
                 return Ok(false);
             }
         }
-        if plan.expires.is_some() && matches!(step, Step::Switch | Step::Replace(_)) {
-            self.keep_bare(shared, key).await?;
+        if matches!(step, Step::Switch | Step::Replace(_)) {
+            self.keep_bare_if_near(shared, key, plan).await?;
         }
         Ok(true)
     }
@@ -383,12 +383,12 @@ impl Salted {
             return Ok(());
         }
         let step = match plan.next {
-            Some(_) => Step::Replace(plan.cur),
+            Some(_) if plan.may_replace() => Step::Replace(plan.cur),
             // The registry has lost what was announced before the slots were sealed.
             None if plan.cur.kind == Kind::Slots || plan.exclusive => {
                 Step::Announce { k: plan.cur.k, home: false, armed: true }
             }
-            None => return Ok(()),
+            _ => return Ok(()),
         };
         self.take(shared, key, Some(&record), &plan, step).await.map(drop)
     }
@@ -424,4 +424,30 @@ impl Salted {
 fn delete(shared: &Arc<Shared>, names: Vec<Key>) -> BoxFuture<'static, Result<Vec<Result<bool>>>> {
     let store = shared.store.clone();
     Box::pin(async move { Ok(store.delete_many(names).await) })
+}
+
+#[cfg(all(test, feature = "testing"))]
+#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use crate::store::MemoryStore;
+    use crate::testing::SimRuntime;
+    use crate::{Heatsink, Salt};
+
+    #[test]
+    fn the_bare_key_that_others_use_is_not_sealed_whoever_asks_for_it() {
+        let rt = SimRuntime::new(1);
+        let store = MemoryStore::builder().runtime(rt.clone()).build();
+        store.put_now("c", "9").unwrap();
+        let hs = Heatsink::builder(store.clone()).salt(Salt::new()).runtime(rt.clone());
+        let hs = hs.build().unwrap();
+        let (shared, key) = (hs.shared(), Key::from("c"));
+        let salted = shared.salted.as_ref().unwrap();
+        let plan = plan::Salt::new(false).announced(8, Kind::Slots, 1, true).unwrap();
+        assert!(rt.block_on(salted.put(shared, &key, None, &plan)).unwrap());
+        rt.block_on(salted.finish(shared, &key)).unwrap();
+        let step = Step::Replace(plan.cur);
+        assert!(!rt.block_on(salted.take(shared, &key, None, &plan, step)).unwrap());
+        assert!(!store.get_now("c").unwrap().sealed);
+    }
 }

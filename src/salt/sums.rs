@@ -202,6 +202,7 @@ impl Salted {
             };
             let next = plan.reset(found.total.sum).ok_or_else(overflow)?;
             if self.put(shared, key, Some(&record), &next).await? {
+                self.drop_total(shared, key).await;
                 return self.tell(shared, key).await;
             }
         }

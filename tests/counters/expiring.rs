@@ -108,6 +108,101 @@ fn a_reset_is_known_to_every_process_and_leaves_the_expiry() {
     assert_eq!([0, 1, 2].map(|i| fleet.sum(i)), [0; 3]);
 }
 
+#[test]
+fn calls_that_find_a_counter_over_at_once_let_it_begin_again_once() {
+    let fleet = Fleet::new(1, Capability::all(), &Salt::new(), 30 * SEC);
+    fleet.pin(0, 8);
+    fleet.rt.run_for(10 * SEC);
+    assert_eq!(fleet.sum(1), 9);
+    fleet.until(fleet.end);
+    let record = heatsink::record_name(&Key::from("c"));
+    let reads = || fleet.store.reads_of(record.clone());
+    let (before, writes) = (reads(), fleet.store.writes_of(record.clone()));
+    for id in 0..200 {
+        let counter = fleet.all[1].counter("c");
+        fleet.rt.spawn(async move {
+            counter.add_event(format!("event {id}"), 1).await.unwrap();
+        });
+    }
+    fleet.rt.run_for(300 * MS);
+    assert_eq!(fleet.sum(1), 200);
+    let read = reads() - before;
+    assert!(read <= 20, "{read} reads of the record by 200 calls");
+    assert_eq!(fleet.store.writes_of(record.clone()) - writes, 1);
+}
+
+#[test]
+fn a_counter_that_expires_is_switched_to_slots_while_ten_processes_add_to_it() {
+    let fleet = Fleet::new(1, Capability::all(), &Salt::new().grave(5 * SEC), 60 * SEC);
+    let build = |i: u64| {
+        let hs = Heatsink::builder(fleet.store.clone()).salt(Salt::new().grave(5 * SEC));
+        hs.runtime(fleet.rt.clone()).seed(500 + i).cores(2.try_into().unwrap()).build().unwrap()
+    };
+    let writers: Vec<Heatsink> = (0..10).map(build).collect();
+    let stop = fleet.rt.now().after(20 * SEC);
+    let added = Arc::new(AtomicI64::new(0));
+    for hs in &writers {
+        let (rt, counter, added) = (fleet.rt.clone(), hs.counter("c"), added.clone());
+        fleet.rt.spawn(async move {
+            while rt.now() < stop {
+                counter.add(1).await.unwrap();
+                added.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    fleet.pin(0, 8);
+    fleet.until(stop);
+    assert_eq!(fleet.all[0].explain("c").salting.unwrap().slots, 8);
+    assert_eq!(fleet.store.get_now("c").unwrap().ttl_left, None, "the record has it");
+    fleet.rt.run_for(SEC);
+    assert_eq!([0, 1, 2].map(|i| fleet.sum(i)), [9 + load(&added); 3]);
+    fleet.until(fleet.end);
+    assert_eq!([0, 1, 2].map(|i| fleet.sum(i)), [0; 3]);
+}
+
+/// The registry has lost the record that is known to be over: all of it, or its last changes.
+#[test]
+fn a_call_ends_when_the_registry_has_lost_the_record_of_a_counter_whose_time_is_over() {
+    for evicted in [true, false] {
+        let fleet = Fleet::new(1, Capability::all(), &Salt::new().grave(5 * SEC), 30 * SEC);
+        let record = heatsink::record_name(&Key::from("c"));
+        fleet.pin(0, 8);
+        while fleet.store.get_now(record.clone()).is_none() {
+            fleet.rt.run_for(MS);
+        }
+        let first = fleet.store.get_now(record.clone()).unwrap().bytes;
+        fleet.rt.run_for(20 * SEC);
+        assert!(first != fleet.store.get_now(record.clone()).unwrap().bytes);
+        assert_eq!([0, 1, 2].map(|i| fleet.sum(i)), [9; 3], "everybody knows the record");
+        fleet.until(fleet.end);
+        if evicted {
+            let gone = fleet.rt.block_on(fleet.store.delete_many(std::slice::from_ref(&record)));
+            assert_eq!(gone.len(), 1);
+        } else {
+            fleet.store.put_now(record.clone(), first).unwrap();
+        }
+        let ended = Arc::new(AtomicI64::new(0));
+        for hs in &fleet.all {
+            let (counter, ended) = (hs.counter("c"), ended.clone());
+            fleet.rt.spawn(async move {
+                counter.add(5).await.unwrap();
+                let sum = counter.sum_with(Duration::ZERO).await;
+                assert!(sum.is_err() == evicted, "{sum:?}");
+                ended.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        let before = fleet.store.reads_of(record.clone());
+        fleet.rt.run_for(2 * SEC);
+        assert_eq!(load(&ended), 3);
+        let reads = fleet.store.reads_of(record) - before;
+        assert!(reads < 200, "{reads} reads of the record in 2 s");
+        if !evicted {
+            fleet.rt.run_for(5 * SEC);
+            assert_eq!([0, 1, 2].map(|i| fleet.sum(i)), [15; 3]);
+        }
+    }
+}
+
 /// What was given and acknowledged before the end, and after it.
 #[derive(Default)]
 struct Books {

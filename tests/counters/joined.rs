@@ -175,6 +175,45 @@ fn a_set_that_is_full_refuses_a_new_member_and_keeps_those_it_has() {
 }
 
 #[test]
+fn a_set_beyond_one_mebibyte_is_read_and_is_not_brought_home_again_and_again() {
+    let fleet = Fleet::new(1, 1, &Salt::new().grave(5 * SEC));
+    let set = fleet.all[0].union("set");
+    let mut want = BTreeSet::new();
+    let insert = |want: &mut BTreeSet<String>, n: usize| {
+        let member = format!("{n:01000}");
+        match fleet.rt.block_on(set.insert(&member)) {
+            Ok(()) => drop(want.insert(member)),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Limit),
+        }
+    };
+    (0..64).for_each(|n| insert(&mut want, n));
+    fleet.salt("set", 16);
+    (100..3000).for_each(|n| insert(&mut want, n));
+    assert!(want.len() * 1005 > 1 << 20, "{} members", want.len());
+    let is_whole = |want| assert!(fleet.members(&set).iter().eq(want), "what was acknowledged");
+    is_whole(&want);
+    fleet.all[0].control().unpin("set");
+    fleet.rt.run_for(30 * SEC);
+    let stats = fleet.all[0].salt_stats();
+    assert!((1..=6).contains(&stats.refused), "{stats:?}");
+    is_whole(&want);
+}
+
+#[test]
+fn an_offer_of_unknown_outcome_stays_unknown_when_the_next_attempt_fails() {
+    let rt = SimRuntime::new(1);
+    let store = MemoryStore::builder().runtime(rt.clone()).build();
+    let hs = Heatsink::builder(store.clone()).runtime(rt.clone()).build().unwrap();
+    let cas = On::Only(heatsink::store::memory::Op::CompareAndSet);
+    store.faults().next(cas, Fault::UnknownNotApplied);
+    store.faults().next(cas, Fault::NotApplied);
+    let error = rt.block_on(hs.max("k").offer(5)).unwrap_err();
+    assert!(error.is_unknown(), "the first may be applied yet: {error}");
+    store.faults().next(cas, Fault::NotApplied);
+    assert!(!rt.block_on(hs.max("k").offer(5)).unwrap_err().is_unknown());
+}
+
+#[test]
 fn a_shard_that_does_not_answer_leaves_a_maximum_that_says_so() {
     let fleet = Fleet::new(1, 1, &Salt::new());
     let max = fleet.all[0].max("max");

@@ -80,6 +80,16 @@ impl Want {
         }
     }
 
+    /// The same with every wait.
+    #[must_use]
+    pub fn in_time(self) -> Want {
+        match self {
+            Want::AtOnce(k) => Want::Slots(k),
+            Want::Pinned { k, .. } => Want::Pinned { k, at_once: false },
+            Want::Nothing | Want::Ready(_) | Want::Slots(_) | Want::Home => self,
+        }
+    }
+
     /// Whether `cur` is what is wanted.
     fn is_met(&self, cur: Gen) -> bool {
         let slots = cur.kind != Kind::Home;
@@ -257,7 +267,7 @@ fn keep(since: &mut Since, names: &[Name], at: Tick) {
 /// What needs no wait, because the slots in use can be sealed.
 fn emergency(salt: &Salt, want: Want, waits: &Waits) -> Option<Step> {
     let at_once = matches!(want, Want::AtOnce(_) | Want::Pinned { at_once: true, .. });
-    let sealable = waits.seal && (salt.cur.kind != Kind::Home || salt.exclusive);
+    let sealable = waits.seal && salt.may_replace();
     if !at_once || !sealable || want.is_met(salt.cur) {
         return None;
     }

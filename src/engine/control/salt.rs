@@ -311,11 +311,17 @@ impl Salt {
         Some(out)
     }
 
+    /// Whether what is in use may be sealed: the bare key of a counter that is not exclusive never.
+    #[must_use]
+    pub fn may_replace(&self) -> bool {
+        self.cur.kind != Kind::Home || self.exclusive
+    }
+
     /// Without waiting for anybody: the slots of the present generation are all sealed, and came
     /// to `total`. Whoever writes there is refused, whoever reads there sees the seal.
     #[must_use]
     pub fn replaced(&self, total: i64) -> Option<Salt> {
-        if self.cur.kind == Kind::Home && !self.exclusive {
+        if !self.may_replace() {
             return None;
         }
         self.switched()?.retired(self.cur.id, total, true)

@@ -8,6 +8,9 @@
 //! - **Bounds**: one line of text below 100 bytes.
 //! - **Source**: a lease (Gray and Cheriton 1989) whose end is the expiry of the value itself.
 
+use super::super::time::Tick;
+use crate::key::Key;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// A total expires after so many intervals: until then nobody else writes it.
@@ -47,6 +50,20 @@ pub fn turn(found: Option<Option<&Written>>, me: u64, every: Duration) -> Turn {
     }
 }
 
+/// Of all that are due at `now`, those that have waited longest.
+#[must_use]
+pub fn overdue(due: &BTreeMap<Key, Tick>, now: Tick, max: usize) -> Vec<Key> {
+    let mut late: Vec<_> = due.iter().filter(|(_, at)| **at <= now).collect();
+    late.sort_by_key(|(_, at)| **at);
+    late.into_iter().take(max).map(|(key, _)| key.clone()).collect()
+}
+
+/// How long a value is kept that is written this long after its sum began: it is as old then.
+#[must_use]
+pub fn lives(every: Duration, elapsed: Duration) -> Duration {
+    (every * LIVES).saturating_sub(elapsed)
+}
+
 impl Written {
     /// As text.
     #[must_use]
@@ -67,8 +84,8 @@ impl Written {
         words.next().is_none().then_some(Written { sum, by, every })
     }
 
-    /// How old it is, of a value that the store still keeps for `left`; where it does not say, as old
-    /// as it can be.
+    /// How long ago its sum began, of a value that the store still keeps for `left`, but for the time
+    /// that it took on its way there; where the store does not say, as long as can be.
     #[must_use]
     pub fn age(&self, left: Option<Duration>) -> Duration {
         (self.every * LIVES).saturating_sub(left.unwrap_or_default())
@@ -92,6 +109,30 @@ mod tests {
         ] {
             assert_eq!(turn(found, me, SEC), want, "{found:?} as {me}");
         }
+    }
+
+    #[test]
+    fn a_value_is_as_old_as_its_sum_when_it_is_written() {
+        let written = Written { sum: 5, by: 1, every: SEC };
+        let late = SEC * 7 / 10;
+        assert_eq!(written.age(Some(lives(SEC, late))), late);
+        assert_eq!(lives(SEC, 9 * SEC), Duration::ZERO);
+    }
+
+    #[test]
+    fn those_that_have_waited_longest_come_first_wherever_they_stand_in_the_list() {
+        let keys: Vec<Key> = (0..100).map(|i| Key::from(format!("{i:03}"))).collect();
+        let mut due: BTreeMap<Key, Tick> = keys.iter().map(|k| (k.clone(), Tick(1))).collect();
+        let mut begun = std::collections::BTreeSet::new();
+        // As many as are begun are due again at once.
+        for now in 1..=10 {
+            for key in overdue(&due, Tick(now), 10) {
+                due.insert(key.clone(), Tick(now + 1));
+                begun.insert(key);
+            }
+        }
+        assert_eq!(begun.len(), 100);
+        assert!(overdue(&due, Tick(1), 10).is_empty());
     }
 
     #[test]

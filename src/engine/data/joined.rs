@@ -6,8 +6,8 @@
 //!   already changes nothing. What is written reads back, and nothing else is read.
 //! - **Time and units**: none.
 //! - **Bounds**: [`MEMBERS_MAX`] members and [`SET_BYTES_MAX`] bytes of a set for who adds to it, a
-//!   member of [`MEMBER_BYTES_MAX`] bytes; what is joined from several places holds
-//!   [`JOINED_BYTES_MAX`] bytes.
+//!   member of [`MEMBER_BYTES_MAX`] bytes; what is joined from several places to one
+//!   holds [`JOINED_BYTES_MAX`] bytes.
 //! - **Source**: state-based replicated data types over a join semilattice (Shapiro, Preguiça,
 //!   Baquero and Zawirski 2011).
 //!
@@ -27,7 +27,7 @@ pub const SET_BYTES_MAX: usize = 64 << 10;
 /// Bytes of a member.
 pub const MEMBER_BYTES_MAX: usize = 1024;
 
-/// Bytes of what is joined from several places.
+/// Bytes of what is joined from several places to one.
 pub const JOINED_BYTES_MAX: usize = 1 << 20;
 
 /// How the values of one key combine.
@@ -213,9 +213,17 @@ impl Joined {
         }
     }
 
-    /// Reads what a slot holds; `None` for anything that `encode_slot` does not write.
+    /// Reads what a slot holds; `None` for anything that `encode_slot` does not write, or that is
+    /// beyond the bounds.
     #[must_use]
     pub fn parse_slot(op: Op, bytes: &Bytes) -> Option<Place> {
+        (bytes.len() <= JOINED_BYTES_MAX + 1).then(|| Joined::parse_own(op, bytes))?
+    }
+
+    /// The same of what this process has written itself: all places of a set together may hold
+    /// more than one of them may.
+    #[must_use]
+    pub fn parse_own(op: Op, bytes: &Bytes) -> Option<Place> {
         let sealed = match bytes.first()? {
             b'=' => false,
             b'!' => true,
@@ -244,9 +252,6 @@ fn number(bytes: &[u8]) -> Option<i64> {
 
 /// Members in their order, each once.
 fn members(bytes: &Bytes) -> Option<BTreeSet<Bytes>> {
-    if bytes.len() > JOINED_BYTES_MAX {
-        return None;
-    }
     let (mut at, mut set) = (0, BTreeSet::new());
     while at < bytes.len() {
         let colon = bytes[at..].iter().take(6).position(|b| *b == b':')? + at;
@@ -335,6 +340,11 @@ mod tests {
         assert!(!set.has_room());
         let slot = set.encode_slot(false);
         assert_eq!(Joined::parse_slot(Op::Union, &slot).map(|p| p.value), Some(set));
+        let huge = (0..1100).map(|i| Bytes::from(format!("{i:01000}"))).collect();
+        let huge = Joined::Union(huge);
+        let written = huge.encode_slot(false);
+        assert_eq!(Joined::parse_slot(Op::Union, &written), None);
+        assert_eq!(Joined::parse_own(Op::Union, &written).map(|p| p.value), Some(huge));
         let long = Bytes::from(vec![b'x'; MEMBER_BYTES_MAX + 1]);
         let long = Joined::Union([long].into()).encode_slot(false);
         assert_eq!(Joined::parse_slot(Op::Union, &long), None);

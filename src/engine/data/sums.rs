@@ -20,6 +20,8 @@ pub struct Known {
     newest: Option<(i64, Tick)>,
     /// The greatest sum that was shown, and when it first was.
     floor: Option<(i64, Tick)>,
+    /// What began before then is of the count before it began again.
+    since: Tick,
 }
 
 /// What a counter that only grows shows.
@@ -40,21 +42,24 @@ impl Known {
 
     /// A load that started at `started` brought `total`. The newest start wins.
     pub fn learn(&mut self, total: i64, started: Tick) {
-        if self.newest.is_none_or(|(_, newest)| started >= newest) {
+        if started >= self.since && self.newest.is_none_or(|(_, newest)| started >= newest) {
             self.newest = Some((total, started));
         }
     }
 
-    /// The counter begins again from zero.
-    pub fn forget(&mut self) {
-        *self = Known::default();
+    /// The counter has begun again from zero by `now`.
+    pub fn forget(&mut self, now: Tick) {
+        *self = Known { since: now, ..Known::default() };
     }
 
     /// What a counter that only grows shows at `now` of a load that started at `started` and
     /// brought `total`: never less than before. A total of which a part is older than the load is
     /// taken for one of a load that `started` at zero.
     pub fn raise(&mut self, total: i64, started: Tick, now: Tick) -> Shown {
+        let before = started < self.since && started > Tick::ZERO;
         match self.floor {
+            None if before => Shown { total, lost: 0 },
+            Some((floor, _)) if before && total > floor => Shown { total, lost: 0 },
             Some((floor, at)) if total < floor => {
                 let lost = if started > at { floor.abs_diff(total) } else { 0 };
                 Shown { total: floor, lost }
@@ -65,6 +70,84 @@ impl Known {
                 Shown { total, lost: 0 }
             }
         }
+    }
+}
+
+/// The total of a counter that one process writes for all, as this process knows it.
+///
+/// Of totals and sums the one that began last is served, so that none is of an older count than one
+/// before. Totals follow one another: each began after the last was written. A sum and a total may
+/// overlap; of these the later must have begun when the earlier was known.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Latest {
+    best: Option<Best>,
+    /// When the total was last asked for, and whether there was one.
+    looked: Option<(Tick, bool)>,
+    /// What began before then is of the count before it began again.
+    since: Tick,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Best {
+    total: i64,
+    /// When its sum began, at the latest.
+    began: Tick,
+    /// When it was first known here.
+    known: Tick,
+    written: bool,
+}
+
+/// What is served without asking.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Serve {
+    /// This, of a sum that began then.
+    Total(i64, Tick),
+    /// There is no total: a sum that began after this.
+    Sum(Tick),
+    /// The total is to be read.
+    Look,
+}
+
+impl Latest {
+    /// What is served at `now` of what is younger than `max_age`.
+    #[must_use]
+    pub fn serve(&self, now: Tick, max_age: Duration) -> Serve {
+        let young = |at: Tick| now.since(at) < max_age;
+        let Some((_, there)) = self.looked.filter(|(at, _)| young(*at)) else { return Serve::Look };
+        match self.best {
+            // However old the best is: the total that is there is older still.
+            Some(best) if there || young(best.began) => Serve::Total(best.total, best.began),
+            best => Serve::Sum(best.map_or(Tick::ZERO, |best| best.known)),
+        }
+    }
+
+    /// A read that began at `looked` and ended at `now` found a total whose sum began at the time
+    /// given, or none.
+    pub fn learn(&mut self, found: Option<(i64, Tick)>, looked: Tick, now: Tick) {
+        let found = found.filter(|(_, began)| *began >= self.since);
+        if self.looked.is_none_or(|(at, _)| at <= looked) {
+            self.looked = Some((looked, found.is_some()));
+        }
+        if let Some((total, began)) = found {
+            let written = true;
+            let later = |best: Best| began >= if best.written { best.began } else { best.known };
+            if self.best.is_none_or(later) {
+                self.best = Some(Best { total, began, known: now, written });
+            }
+        }
+    }
+
+    /// A sum was known at `now` that began at `began`.
+    pub fn learn_sum(&mut self, total: i64, began: Tick, now: Tick) {
+        let later = |best: Best| began >= best.known;
+        if began >= self.since && self.best.is_none_or(later) {
+            self.best = Some(Best { total, began, known: now, written: false });
+        }
+    }
+
+    /// The counter has begun again from zero by `now`.
+    pub fn forget(&mut self, now: Tick) {
+        *self = Latest { since: now, ..Latest::default() };
     }
 }
 
@@ -141,6 +224,57 @@ mod tests {
         known.learn(5, Tick(10));
         assert_eq!(known.serve(Tick(21), Duration::from_nanos(2)), Some((7, Tick(20))));
         assert_eq!(known.serve(Tick(22), Duration::from_nanos(2)), None);
+    }
+
+    #[test]
+    fn what_began_before_the_count_began_again_is_not_kept() {
+        let mut known = Known::default();
+        known.raise(9, Tick(1), Tick(2));
+        known.forget(Tick(10));
+        known.learn(9, Tick(9));
+        assert_eq!(known.serve(Tick(11), Duration::MAX), None);
+        assert_eq!(known.raise(9, Tick(9), Tick(11)).total, 9, "it was on its way");
+        assert_eq!(known.raise(1, Tick(10), Tick(12)), Shown { total: 1, lost: 0 });
+    }
+
+    const TTL: Duration = Duration::from_nanos(10);
+
+    #[test]
+    fn no_total_is_of_an_older_count_than_one_that_was_served() {
+        let mut latest = Latest::default();
+        assert_eq!(latest.serve(Tick(100), TTL), Serve::Look);
+        // A sum was served, and then a total is found that began before it.
+        latest.learn_sum(150, Tick(100), Tick(105));
+        latest.learn(Some((110, Tick(98))), Tick(106), Tick(107));
+        assert_eq!(latest.serve(Tick(108), TTL), Serve::Total(150, Tick(100)));
+        // One that overlaps it is not known to be newer; the next is.
+        latest.learn(Some((140, Tick(103))), Tick(117), Tick(118));
+        assert_eq!(latest.serve(Tick(119), TTL), Serve::Total(150, Tick(100)));
+        latest.learn(Some((170, Tick(120))), Tick(130), Tick(131));
+        assert_eq!(latest.serve(Tick(132), TTL), Serve::Total(170, Tick(120)));
+        // A read that was overtaken changes nothing.
+        latest.learn(Some((160, Tick(115))), Tick(125), Tick(133));
+        assert_eq!(latest.serve(Tick(134), TTL), Serve::Total(170, Tick(120)));
+        assert_eq!(latest.serve(Tick(140), TTL), Serve::Look);
+        // Without a total a sum is served that began after what was served.
+        latest.learn(None, Tick(141), Tick(142));
+        assert_eq!(latest.serve(Tick(143), TTL), Serve::Sum(Tick(131)));
+    }
+
+    #[test]
+    fn that_there_is_no_total_is_remembered_and_a_total_from_before_a_reset_is_not() {
+        let mut latest = Latest::default();
+        latest.learn(None, Tick(100), Tick(101));
+        assert_eq!(latest.serve(Tick(109), TTL), Serve::Sum(Tick::ZERO));
+        latest.learn_sum(5, Tick(102), Tick(103));
+        assert_eq!(latest.serve(Tick(109), TTL), Serve::Total(5, Tick(102)));
+        assert_eq!(latest.serve(Tick(110), TTL), Serve::Look);
+        latest.forget(Tick(120));
+        latest.learn(Some((9, Tick(119))), Tick(121), Tick(122));
+        latest.learn_sum(9, Tick(118), Tick(123));
+        assert_eq!(latest.serve(Tick(124), TTL), Serve::Sum(Tick::ZERO));
+        latest.learn(Some((1, Tick(121))), Tick(125), Tick(126));
+        assert_eq!(latest.serve(Tick(127), TTL), Serve::Total(1, Tick(121)));
     }
 
     #[test]
