@@ -72,6 +72,9 @@ impl fmt::Display for FeedStats {
 /// Whoever runs a feed, asked for its numbers.
 pub(crate) trait Numbers: Send + Sync {
     fn numbers(&self) -> FeedStats;
+
+    /// The time of the list in force is over, whether or not the feed has noticed.
+    fn lapse(&self);
 }
 
 /// What is counted where it happens.

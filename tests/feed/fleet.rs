@@ -234,7 +234,7 @@ fn where_nobody_can_lead_the_list_runs_out_and_each_process_goes_by_itself() {
     rig.processes.iter().for_each(|p| p.faults.all.store(true, SeqCst));
     let took = rig.until(8 * S, "the list has run out", || !rig.treated().contains(&true));
     assert!(took > 3 * S, "not before its time: {took:?}");
-    assert_eq!(rig.processes[0].member.stats().lists.expired, 1);
+    rig.until(S, "it is counted", || rig.processes[0].member.stats().lists.expired == 1);
     rig.processes.iter().for_each(|p| p.faults.all.store(false, SeqCst));
     rig.until(20 * S, "all treat it again", || rig.treated().iter().all(|t| *t));
 }
@@ -373,6 +373,136 @@ fn slots_and_ages_that_an_operator_orders_are_obeyed_where_they_are_switched_on(
     }
     assert!(oldest > 500 * MS, "its own limit again: {oldest:?}");
     assert_eq!(rt.block_on(hs.counter("likes").sum_with(Duration::ZERO)).unwrap().total(), 2);
+}
+
+/// One process is a whole fleet here.
+fn alone(seed: u64, build: impl FnOnce(heatsink::Builder) -> heatsink::Builder) -> Rig {
+    let rt = SimRuntime::new(seed);
+    let store = MemoryStore::builder().shards(4).runtime(rt.clone()).seed(seed).build();
+    store.put_now("viral", "v").unwrap();
+    let faults = Faults::default();
+    let builder = Heatsink::builder(store.clone()).runtime(rt.clone()).seed(seed);
+    let hs = build(builder).build().unwrap();
+    let through = ThroughStore::new(store).unwrap();
+    let way = Way { through, rt: rt.clone(), faults: faults.clone() };
+    let member = hs.join_fleet(Fleet::by(way)).unwrap();
+    rt.run_for(3 * S);
+    Rig { rt, processes: vec![Process { hs, member, faults }] }
+}
+
+impl Process {
+    fn slots(&self, key: &str) -> u32 {
+        self.hs.explain(key).salting.map_or(1, |s| u32::from(s.slots))
+    }
+
+    fn is_pinned(&self, key: &str) -> bool {
+        self.hs.explain(key).salting.is_some_and(|s| s.to_string().contains("pinned"))
+    }
+}
+
+#[test]
+fn slots_from_the_list_leave_what_this_processes_own_operator_has_said_alone() {
+    let rig = alone(41, |b| b.salt(Salt::new().lease(2 * S)));
+    let process = &rig.processes[0];
+    let (hs, salt) = (&process.hs, |slots| Treatment::Salt { slots });
+    let order = |key, order| rig.rt.block_on(process.member.order(key, order)).unwrap();
+    for key in ["denied", "before", "after", "later", "free"] {
+        rig.rt.block_on(hs.counter(key).add(1)).unwrap();
+    }
+    hs.control().deny("denied").unwrap();
+    hs.control().pin("before", salt(4)).unwrap();
+    for key in ["denied", "before", "after", "later", "free"] {
+        order(key, Order::set(salt(8)));
+    }
+    rig.rt.run_for(20 * S);
+    let slots = || ["denied", "before", "after", "later", "free"].map(|key| process.slots(key));
+    assert_eq!(slots(), [1, 4, 8, 8, 8]);
+    hs.control().pin("after", salt(4)).unwrap();
+    hs.control().deny("later").unwrap();
+    rig.rt.run_for(40 * S);
+    assert_eq!(slots(), [1, 4, 4, 1, 8]);
+    // The list runs out: nothing is moved, and nothing asked for any more.
+    process.faults.all.store(true, SeqCst);
+    rig.rt.run_for(20 * S);
+    assert!(process.member.list().is_none());
+    assert_eq!(slots()[4], 8);
+    assert!(!process.is_pinned("free") && process.is_pinned("before"));
+    process.faults.all.store(false, SeqCst);
+    rig.until(20 * S, "it is pinned again", || process.is_pinned("free"));
+    for key in ["denied", "before", "after", "later", "free"] {
+        order(key, Order::unpin());
+    }
+    rig.rt.run_for(40 * S);
+    assert_eq!(slots(), [1, 4, 4, 1, 1], "only the list's own is taken back");
+}
+
+#[test]
+fn a_process_that_only_observes_salts_nothing_by_a_list() {
+    let rig = alone(43, |b| {
+        b.salt(Salt::new().lease(2 * S)).detect(heatsink::Detect::new().observe_only())
+    });
+    let process = &rig.processes[0];
+    rig.rt.block_on(process.hs.counter("likes").add(1)).unwrap();
+    let order = Order::set(Treatment::Salt { slots: 8 });
+    rig.rt.block_on(process.member.order("likes", order)).unwrap();
+    rig.rt.run_for(20 * S);
+    assert!(process.member.list().unwrap().get("likes").is_some());
+    assert_eq!((process.slots("likes"), process.is_pinned("likes")), (1, false));
+}
+
+#[test]
+fn a_key_that_an_operator_sets_to_something_else_is_not_kept_near_where_it_was_found() {
+    let rig = alone(47, |b| b);
+    let hs = &rig.processes[0].hs;
+    let (reader, rt) = (hs.clone(), rig.rt.clone());
+    rig.rt.spawn(async move {
+        loop {
+            reader.get("viral").await.unwrap();
+            rt.sleep(S / 200).await;
+        }
+    });
+    rig.until(5 * S, "found here", || rig.treated()[0]);
+    let order = |order| rig.rt.block_on(rig.processes[0].member.order("viral", order)).unwrap();
+    order(Order::set(Treatment::Shed));
+    rig.until(3 * S, "not kept near any more", || !rig.treated()[0]);
+    rig.rt.run_for(10 * S);
+    assert!(!rig.treated()[0]);
+    hs.control().pin("viral", Treatment::near()).unwrap();
+    assert!(rig.treated()[0], "what its own operator says goes first");
+    hs.control().unpin("viral");
+    order(Order::unpin());
+    rig.until(3 * S, "found here", || rig.treated()[0]);
+}
+
+#[test]
+fn a_member_whose_runtime_stands_still_or_is_gone_leaves_nothing_in_force() {
+    use crate::sockets::{LONG, until};
+    let store = MemoryStore::new(1);
+    for gone in [false, true] {
+        let hs = Heatsink::new(store.clone()).unwrap();
+        let treats = || hs.control().treated().contains(&"launch".into());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let prefix = format!("hs:feed:{gone}:");
+        let member = runtime.block_on(async {
+            let fleet = Fleet::over(store.clone()).unwrap().prefix(prefix).ttl(3 * S);
+            let member = hs.join_fleet(fleet).unwrap();
+            member.order("launch", Order::pin()).await.unwrap();
+            tokio::time::timeout(LONG, async {
+                while !treats() {
+                    tokio::time::sleep(10 * MS).await;
+                }
+            })
+            .await
+            .unwrap();
+            member
+        });
+        if gone {
+            drop(runtime);
+            assert!(!treats() && member.list().is_none());
+            continue;
+        }
+        until(LONG, "its list has run out", || !treats());
+    }
 }
 
 /// Two regions with a store each, and a third store for the list of both.

@@ -279,7 +279,7 @@ impl Lead {
             publish(member, &line).await;
         }
         let wall = member.clock.wall_ms();
-        let _ = member.shown.follower.lock().handle_heartbeat(member.clock.now(), wall, &beat);
+        let _ = member.follow(&beat);
         member.shown.counters.heard_canary(wall, self.canary_ms, beat.ttl);
         member.take_terms(&beat);
         publish(member, &member.lease_line(&beat)).await;

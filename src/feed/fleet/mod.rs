@@ -309,6 +309,12 @@ impl Numbers for Told {
     fn numbers(&self) -> FeedStats {
         self.1.upgrade().map(|local| self.0.stats(&*local)).unwrap_or_default()
     }
+
+    fn lapse(&self) {
+        if let Some(local) = self.1.upgrade() {
+            local.lapse();
+        }
+    }
 }
 
 impl Membership {
@@ -432,8 +438,8 @@ impl Local for Relay {
         Some(self.group.host_report(most, floor_per_sec))
     }
 
-    fn apply(&self, list: Option<&Arc<FleetList>>) {
-        self.group.upstream(list.cloned());
+    fn apply(&self, list: Option<(&Arc<FleetList>, Tick)>) {
+        self.group.upstream(list.map(|(list, _)| list.clone()));
     }
 
     fn explain(&self, key: &[u8]) -> Option<String> {

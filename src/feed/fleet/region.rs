@@ -37,7 +37,17 @@ struct State {
     report: Option<Report>,
     floor_per_sec: Option<f64>,
     list: Option<Arc<FleetList>>,
+    /// Until when that is in force, whether or not somebody lets it go.
+    until: Tick,
     changed: bool,
+}
+
+impl State {
+    fn expire(&mut self, now: Tick) {
+        if self.until <= now && self.list.take().is_some() {
+            self.changed = true;
+        }
+    }
 }
 
 impl Region {
@@ -72,12 +82,16 @@ impl Region {
 
     /// Whether there is another list than when this was last asked.
     pub(super) fn take_change(&self) -> bool {
-        std::mem::take(&mut self.between.state.lock().changed)
+        let mut state = self.between.state.lock();
+        state.expire(self.between.clock.now());
+        std::mem::take(&mut state.changed)
     }
 
     /// The list from above.
     pub(super) fn list(&self) -> Option<Arc<FleetList>> {
-        self.between.state.lock().list.clone()
+        let mut state = self.between.state.lock();
+        state.expire(self.between.clock.now());
+        state.list.clone()
     }
 }
 
@@ -94,9 +108,15 @@ impl Local for Between {
         state.report.clone()
     }
 
-    fn apply(&self, list: Option<&Arc<FleetList>>) {
+    fn apply(&self, list: Option<(&Arc<FleetList>, Tick)>) {
         let mut state = self.state.lock();
-        (state.list, state.changed) = (list.cloned(), true);
+        state.until = list.map_or(Tick::ZERO, |(_, until)| until);
+        (state.list, state.changed) = (list.map(|(list, _)| list.clone()), true);
+    }
+
+    fn keep(&self, until: Tick) {
+        let mut state = self.state.lock();
+        state.until = state.until.max(until);
     }
 
     fn explain(&self, _: &[u8]) -> Option<String> {
