@@ -51,6 +51,10 @@ pub struct FeedStats {
     /// Keys that this process left out of its reports for their length alone, each as often as it
     /// did: from 128 bytes on, a key is known beyond its process only when an operator names it.
     pub keys_too_long: u64,
+    /// Keys that were left out of the last list that this process has issued: longer than
+    /// [`Caps::key_bytes_max`](super::Caps::key_bytes_max), which would have the others refuse all
+    /// of it.
+    pub keys_unlisted: u64,
 }
 
 impl fmt::Display for FeedStats {
@@ -94,6 +98,7 @@ pub(crate) struct Counters {
     pub(crate) bytes_out: AtomicU64,
     pub(crate) transport_errors: AtomicU64,
     pub(crate) elections: AtomicU64,
+    pub(crate) keys_unlisted: AtomicU64,
 }
 
 pub(crate) fn count(counter: &AtomicU64, by: usize) {
@@ -125,6 +130,7 @@ impl Counters {
             bytes_out: get(&self.bytes_out),
             transport_errors: get(&self.transport_errors),
             elections: get(&self.elections),
+            keys_unlisted: get(&self.keys_unlisted),
             ..FeedStats::default()
         }
     }

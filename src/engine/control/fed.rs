@@ -75,12 +75,6 @@ impl Fed {
         self.keys.get(key).map(|k| k.rule)
     }
 
-    /// Whether the list has `key` kept near.
-    #[must_use]
-    pub fn near(&self, key: &Key) -> bool {
-        self.keys.get(key).is_some_and(|k| k.treatment == Some(Treatment::Near))
-    }
-
     /// Requests a second of all processes together.
     #[must_use]
     pub fn rate(&self, key: &Key) -> Option<f64> {

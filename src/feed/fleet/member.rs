@@ -364,6 +364,10 @@ impl Member {
         Ok(told)
     }
 
+    pub(super) fn in_force(&self) -> Option<Edition> {
+        self.shown.follower.lock().list().map(|list| list.edition)
+    }
+
     /// Lets go of a list that has run out.
     fn expire(&self) {
         let over = self.shown.follower.lock().handle_timeout(self.clock.now());

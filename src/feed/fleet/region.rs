@@ -30,6 +30,8 @@ pub(super) struct Region {
 struct Between {
     clock: Clock,
     state: Mutex<State>,
+    report: bool,
+    obey: bool,
 }
 
 #[derive(Default)]
@@ -58,7 +60,8 @@ impl Region {
         id: u64,
     ) -> Region {
         let (clock, state) = (clock.clone(), Mutex::default());
-        let between = Arc::new(Between { clock, state });
+        let (report, obey) = (above.fleet.report, above.fleet.obey);
+        let between = Arc::new(Between { clock, state, report, obey });
         let reporter = Some(above.reporter);
         // The region's own id begins with other bits, and may be the same there.
         let roll = id << 11;
@@ -101,6 +104,9 @@ impl Local for Between {
     }
 
     fn take_report(&self, _: Tick, floor_per_sec: f64) -> Option<Report> {
+        if !self.report {
+            return None;
+        }
         let mut state = self.state.lock();
         state.floor_per_sec = Some(floor_per_sec);
         // Asked again before there is a new one, it is the last one: silence would say that nothing
@@ -109,6 +115,9 @@ impl Local for Between {
     }
 
     fn apply(&self, list: Option<(&Arc<FleetList>, Tick)>) {
+        if !self.obey {
+            return;
+        }
         let mut state = self.state.lock();
         state.until = list.map_or(Tick::ZERO, |(_, until)| until);
         (state.list, state.changed) = (list.map(|(list, _)| list.clone()), true);
