@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use heatsink::feed::{Fleet, Membership, Order, ThroughStore, Transport};
 use heatsink::runtime::BoxFuture;
-use heatsink::store::{Delivery, MemoryStore, Subscription};
+use heatsink::store::{Delivery, MemoryStore, Store, Subscription};
 use heatsink::testing::SimRuntime;
 use heatsink::{Error, ErrorKind, Heatsink, Key, Result, Salt, Treatment};
 use std::sync::Arc;
@@ -18,6 +18,8 @@ const S: Duration = Duration::from_secs(1);
 struct Faults {
     pub_sub: Arc<AtomicBool>,
     all: Arc<AtomicBool>,
+    /// Nothing can be written, and the lease cannot be read.
+    writes: Arc<AtomicBool>,
 }
 
 /// The way through the store, with what a test breaks of it. One for each process.
@@ -66,11 +68,17 @@ impl Way {
 impl Transport for Way {
     fn get_many(&self, slots: Vec<Key>) -> BoxFuture<'_, Vec<Result<Option<Bytes>>>> {
         let n = slots.len();
+        if n == 1 && self.faults.writes.load(SeqCst) {
+            return Box::pin(async { vec![Err(down())] });
+        }
         let call = self.call(Box::pin(async move { Ok(self.through.get_many(slots).await) }));
         Box::pin(async move { call.await.unwrap_or_else(|_| vec![Err(down()); n]) })
     }
 
     fn put(&self, slot: Key, value: Bytes, ttl: Duration) -> BoxFuture<'_, Result<()>> {
+        if self.faults.writes.load(SeqCst) {
+            return Box::pin(async { Err(down()) });
+        }
         self.call(self.through.put(slot, value, ttl))
     }
 
@@ -81,6 +89,9 @@ impl Transport for Way {
         value: Bytes,
         ttl: Duration,
     ) -> BoxFuture<'_, Result<bool>> {
+        if self.faults.writes.load(SeqCst) {
+            return Box::pin(async { Err(down()) });
+        }
         self.call(self.through.compare_and_set(slot, expected, value, ttl))
     }
 
@@ -111,6 +122,7 @@ struct Process {
 
 struct Rig {
     rt: SimRuntime,
+    store: MemoryStore,
     processes: Vec<Process>,
 }
 
@@ -127,7 +139,7 @@ fn rig(seed: u64, n: usize) -> Rig {
         Process { hs, member, faults }
     };
     let processes = (0..n).map(process).collect();
-    Rig { rt, processes }
+    Rig { rt, store, processes }
 }
 
 impl Rig {
@@ -383,11 +395,11 @@ fn alone(seed: u64, build: impl FnOnce(heatsink::Builder) -> heatsink::Builder) 
     let faults = Faults::default();
     let builder = Heatsink::builder(store.clone()).runtime(rt.clone()).seed(seed);
     let hs = build(builder).build().unwrap();
-    let through = ThroughStore::new(store).unwrap();
+    let through = ThroughStore::new(store.clone()).unwrap();
     let way = Way { through, rt: rt.clone(), faults: faults.clone() };
     let member = hs.join_fleet(Fleet::by(way)).unwrap();
     rt.run_for(3 * S);
-    Rig { rt, processes: vec![Process { hs, member, faults }] }
+    Rig { rt, store, processes: vec![Process { hs, member, faults }] }
 }
 
 impl Process {
@@ -503,6 +515,76 @@ fn a_member_whose_runtime_stands_still_or_is_gone_leaves_nothing_in_force() {
         }
         until(LONG, "its list has run out", || !treats());
     }
+}
+
+#[test]
+fn a_change_that_meets_a_failed_renewal_is_told_as_soon_as_the_store_answers() {
+    for seed in [53, 59, 61] {
+        let rig = rig(seed, 3);
+        rig.rt.run_for(3 * S);
+        let leader = rig.leader().unwrap();
+        let faults = &rig.processes[leader].faults;
+        faults.writes.store(true, SeqCst);
+        let other = &rig.processes[(leader + 1) % 3].member;
+        rig.rt.block_on(other.order("launch", Order::pin())).unwrap();
+        rig.rt.run_for(700 * MS);
+        faults.writes.store(false, SeqCst);
+        let treats = |p: &Process| p.hs.control().treated().contains(&"launch".into());
+        rig.until(2 * S, "all treat it", || rig.processes.iter().all(treats));
+        assert_eq!(rig.leader(), Some(leader));
+    }
+}
+
+#[test]
+fn other_orders_with_the_number_of_the_last_ones_are_obeyed() {
+    let rig = alone(67, |b| b);
+    let process = &rig.processes[0];
+    let treated = || process.hs.control().treated();
+    rig.rt.block_on(process.member.order("first", Order::pin())).unwrap();
+    rig.until(2 * S, "the order is obeyed", || treated() == ["first".into()]);
+    // A store that fails over lost it, and another one took its number.
+    let slot = Key::from("hs:feed:orders");
+    rig.rt.block_on(async {
+        let stored = rig.store.get(&slot).await.unwrap().unwrap();
+        let text = String::from_utf8(stored.bytes.to_vec()).unwrap().replace("first", "other");
+        rig.store.put(&slot, Bytes::from(text), None).await.unwrap();
+    });
+    rig.until(4 * S, "the other one is", || treated() == ["other".into()]);
+}
+
+#[test]
+fn a_fleet_within_itself_is_refused() {
+    let store = MemoryStore::new(1);
+    let hs = Heatsink::new(store.clone()).unwrap();
+    let fleet = |prefix: &str| Fleet::over(store.clone()).unwrap().prefix(prefix);
+    let chain = fleet("a:").within("x", fleet("b:").within("y", fleet("a:")));
+    for circle in [fleet("a:").within("x", fleet("a:")), chain] {
+        let refused = hs.join_fleet(circle).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Config);
+        assert!(refused.to_string().contains("prefix"), "{refused}");
+    }
+}
+
+#[test]
+fn a_region_that_only_watches_the_fleet_above_neither_obeys_nor_reports() {
+    let rt = SimRuntime::new(71);
+    let store = || MemoryStore::builder().shards(1).runtime(rt.clone()).build();
+    let (regional, global) = (store(), store());
+    let process = |store: &MemoryStore, seed| {
+        Heatsink::builder(store.clone()).runtime(rt.clone()).seed(seed).build().unwrap()
+    };
+    let (inside, outside) = (process(&regional, 1), process(&global, 2));
+    let all = || Fleet::over(global.clone()).unwrap().prefix("hs:feed:all:");
+    let watches = all().never_lead().watch_only().report_nothing();
+    let region = Fleet::over(regional.clone()).unwrap().within("europe", watches);
+    let _region = inside.join_fleet(region).unwrap();
+    let above = outside.join_fleet(all()).unwrap();
+    rt.run_for(6 * S);
+    rt.block_on(above.order("launch", Order::pin())).unwrap();
+    rt.run_for(6 * S);
+    assert_eq!(outside.control().treated(), ["launch".into()]);
+    assert!(inside.control().treated().is_empty());
+    assert_eq!(above.stats().reporters, 1);
 }
 
 /// Two regions with a store each, and a third store for the list of both.

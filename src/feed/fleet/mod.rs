@@ -495,3 +495,38 @@ impl Local for Relay {
         self.group.upstream(None);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::control::fleet::{Edition, Heartbeat};
+
+    #[test]
+    fn an_order_is_refused_where_the_clock_is_far_from_the_aggregators() {
+        let (now, skew) = (1_796_061_600_000_u64, Duration::from_secs(60));
+        let every = Duration::from_secs(1);
+        let beat = Heartbeat {
+            issuer: 1,
+            edition: Edition { incarnation: now, version: 1 },
+            ttl: every,
+            sent_ms: now,
+            canary_ms: now,
+            interval: every,
+            report_every: every,
+            quiet_every: every,
+            floor_per_sec: 0.0,
+            reports_stored: false,
+            channels: 1,
+        };
+        let lease = wire::line(&Message::Lease(wire::Lease::of(&beat)));
+        let half_an_hour = 30 * 60_000;
+        for wall in [now - 60_000, now, now + 60_000] {
+            assert!(agree(wall, Some(&lease), skew).is_ok());
+        }
+        let told = agree(now + half_an_hour, Some(&lease), skew).unwrap_err();
+        assert!(told.to_string().contains("1800 s ahead of the fleet's"), "{told}");
+        assert_eq!(told.kind(), ErrorKind::Config);
+        assert!(agree(now - half_an_hour, Some(&lease), skew).is_err());
+        assert!(agree(now + half_an_hour, None, skew).is_ok(), "nobody leads yet");
+    }
+}
