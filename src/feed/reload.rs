@@ -451,7 +451,8 @@ mod tests {
         put("{\"key\":\"b\"}");
         assert_eq!((treated(), list.stats().error), (vec!["b".into()], None));
         // A store evicts it: the old list stays, and that is said once.
-        rt.block_on(async { store.delete(&"known".into()).await.unwrap() });
+        let gone = ["known".into()];
+        rt.block_on(async { store.delete_many(&gone).await });
         rt.run_for(Duration::from_secs(31));
         assert_eq!((treated(), list.stats().refused), (vec!["b".into()], 2));
         assert!(list.stats().error.unwrap().contains("not in the store any more"));

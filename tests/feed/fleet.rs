@@ -246,7 +246,8 @@ fn where_nobody_can_lead_the_list_runs_out_and_each_process_goes_by_itself() {
     rig.processes.iter().for_each(|p| p.faults.all.store(true, SeqCst));
     let took = rig.until(8 * S, "the list has run out", || !rig.treated().contains(&true));
     assert!(took > 3 * S, "not before its time: {took:?}");
-    rig.until(S, "it is counted", || rig.processes[0].member.stats().lists.expired == 1);
+    // The member itself may wait for calls that fail; the driver does not.
+    rig.until(5 * S, "it is counted", || rig.processes[0].member.stats().lists.expired == 1);
     rig.processes.iter().for_each(|p| p.faults.all.store(false, SeqCst));
     rig.until(20 * S, "all treat it again", || rig.treated().iter().all(|t| *t));
 }
