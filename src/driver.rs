@@ -194,8 +194,14 @@ impl Driver {
         let events: Vec<Event> = std::iter::from_fn(|| steering.poll_event()).collect();
         #[cfg(feature = "metrics")]
         let windows = steering.counts().windows;
+        #[cfg(feature = "feed")]
+        let lapsed = steering.take_lapse();
         drop(steering);
         drop(garbage);
+        #[cfg(feature = "feed")]
+        if lapsed {
+            shared.lapse();
+        }
         events.iter().for_each(bridge::event);
         if changed {
             shared.followers.wake();

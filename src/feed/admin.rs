@@ -108,7 +108,7 @@ async fn answer(
         }
         Command::Explain { key } => {
             let key = Key::from(key.0);
-            Order::pin().check(&key)?;
+            Order::pin().check(&key, group.caps())?;
             return Ok(json!(explain(&key, group, local)));
         }
         Command::Pin(said) => (said, Order::pin()),
@@ -122,7 +122,7 @@ async fn answer(
     };
     let order = said.order(order);
     let key = Key::copy(&said.key.0);
-    order.check(&key)?;
+    order.check(&key, group.caps())?;
     let Some(fleet) = fleet.filter(|_| !said.host) else {
         let now = local.clock().now();
         let told = group.operate(|all| order.tell(all, now, key));

@@ -9,6 +9,7 @@ use super::wire::{self, Beat, List, Message, Stands};
 use crate::engine::control::aggregate::{Aggregator, From, NotCounted};
 use crate::engine::control::blend::blend;
 use crate::engine::control::fleet::{Edition, FleetKey, FleetList, Heartbeat};
+use crate::engine::control::follow::Caps;
 use crate::engine::control::merge::Report;
 use crate::engine::time::Tick;
 use crate::key::Key;
@@ -16,6 +17,7 @@ use crate::runtime::Clock;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -65,6 +67,8 @@ pub(super) struct Group {
     clock: Clock,
     issuer: u64,
     incarnation: u64,
+    /// Keys that were too long for the last list.
+    unlisted: AtomicU64,
 }
 
 struct State {
@@ -109,7 +113,7 @@ impl Group {
         let (now, wall) = (local.clock().now(), local.clock().wall_ms());
         let mut aggregator = Aggregator::new(options.aggregate());
         if let Some(list) = inherited {
-            aggregator.inherit(now, list);
+            aggregator.inherit(now, wall, list);
         }
         let state = State {
             aggregator,
@@ -134,8 +138,18 @@ impl Group {
             options: options.clone(),
             clock: local.clock(),
             issuer,
+            unlisted: AtomicU64::new(0),
             incarnation: wall.max(seen.map_or(0, |s| s.incarnation.saturating_add(1))),
         }
+    }
+
+    /// What the group's processes accept of a list, by what is known here.
+    pub(super) fn caps(&self) -> &Caps {
+        &self.options.caps
+    }
+
+    pub(super) fn unlisted(&self) -> u64 {
+        self.unlisted.load(Ordering::Relaxed)
     }
 
     pub(super) fn subscribe(&self) -> watch::Receiver<Published> {
@@ -273,14 +287,18 @@ impl Group {
     /// comes before them, what any operator denied is left out.
     fn list(&self, state: &State, now: Tick, wall: u64) -> FleetList {
         let (own, denied) = (state.aggregator.entries(now), state.aggregator.denied());
-        let most = self.options.caps.entries_max;
-        FleetList {
+        let caps = &self.options.caps;
+        let mut list = FleetList {
             issuer: self.issuer,
             edition: Edition { incarnation: self.incarnation, version: state.version },
             ttl: self.options.ttl,
             sent_ms: wall,
-            ..blend(own, denied, state.upstream.as_deref(), most)
-        }
+            ..blend(own, denied, state.upstream.as_deref(), caps.entries_max)
+        };
+        state.aggregator.say_ends(now, &mut list);
+        let unlisted = list.leave_out_longer(caps.key_bytes_max);
+        self.unlisted.store(unlisted as u64, Ordering::Relaxed);
+        list
     }
 
     fn publish(&self, list: Option<&FleetList>, beat: Option<&(Heartbeat, bool)>, rates: bool) {

@@ -34,8 +34,14 @@ pub(crate) trait Local: Send + Sync + 'static {
         0
     }
 
-    /// This list is in force from now on, or none.
-    fn apply(&self, list: Option<&Arc<FleetList>>);
+    /// This list is in force from now on, until then; or none.
+    fn apply(&self, list: Option<(&Arc<FleetList>, Tick)>);
+
+    /// The list in force stays so until then.
+    fn keep(&self, _until: Tick) {}
+
+    /// The time of the list in force is over, whether or not the feed has noticed.
+    fn lapse(&self) {}
 
     fn explain(&self, key: &[u8]) -> Option<String>;
 
@@ -76,10 +82,29 @@ pub(crate) struct Handle {
     feed: u64,
     report: bool,
     obey: bool,
-    /// Counters that the list has this process salt, and into how many slots.
-    salted: Mutex<BTreeMap<Key, u16>>,
+    obeyed: Mutex<Obeyed>,
     unobeyed: AtomicU64,
     released: AtomicBool,
+}
+
+/// What the feed has done here besides which keys to keep near. No code of a user's runs under its
+/// lock.
+#[derive(Default)]
+struct Obeyed {
+    /// The feed has ended: nothing more is done for it.
+    released: bool,
+    /// The list in force, if it names counters to salt, and until when.
+    salts: Option<Arc<FleetList>>,
+    until: Tick,
+    /// Counters that it has this process salt.
+    salted: BTreeMap<Key, Salting>,
+}
+
+/// Into how many slots, and what was wanted of the counter when the feed had said so: if it is
+/// something else now, somebody of this process's own has spoken.
+struct Salting {
+    slots: u16,
+    set: (Want, bool),
 }
 
 impl Handle {
@@ -96,8 +121,8 @@ impl Handle {
             steering.start_reports(clock.now(), shared.roll());
         }
         let (shared, released) = (Arc::downgrade(shared), AtomicBool::new(false));
-        let (salted, unobeyed) = (Mutex::default(), AtomicU64::new(0));
-        Ok(Handle { shared, clock, feed, report, obey, salted, unobeyed, released })
+        let (obeyed, unobeyed) = (Mutex::default(), AtomicU64::new(0));
+        Ok(Handle { shared, clock, feed, report, obey, obeyed, unobeyed, released })
     }
 
     /// The instance, until the feed has ended.
@@ -126,10 +151,27 @@ impl Local for Handle {
         steering.take_report(now, floor_per_sec)
     }
 
-    fn apply(&self, list: Option<&Arc<FleetList>>) {
+    fn apply(&self, list: Option<(&Arc<FleetList>, Tick)>) {
         if let Some(shared) = self.shared().filter(|_| self.obey) {
-            shared.obey(self.feed, list.map(|l| &**l));
-            self.obey_rest(&shared, list.map(|l| &**l));
+            shared.obey(self.feed, list.map(|(list, until)| (&**list, until)));
+            self.obey_rest(&shared, list, false);
+        }
+    }
+
+    fn keep(&self, until: Tick) {
+        let Some(shared) = self.shared().filter(|_| self.obey) else { return };
+        shared.steering.lock().keep(self.feed, until);
+        let mut obeyed = self.obeyed.lock();
+        obeyed.until = obeyed.until.max(until);
+        // An operator here may have denied or unpinned one since.
+        if let Some(list) = obeyed.salts.clone().filter(|_| !obeyed.released) {
+            salt(&shared, &mut obeyed.salted, Some(&list));
+        }
+    }
+
+    fn lapse(&self) {
+        if let Some(shared) = self.shared().filter(|_| self.obey) {
+            self.obey_rest(&shared, None, true);
         }
     }
 
@@ -182,23 +224,37 @@ impl Local for Handle {
     }
 
     fn release(&self) {
-        if self.released.swap(true, Ordering::AcqRel) {
+        let shared = self.shared.upgrade();
+        let mut obeyed = self.obeyed.lock();
+        if std::mem::replace(&mut obeyed.released, true) {
             return;
         }
-        if let Some(shared) = self.shared.upgrade() {
-            shared.steer(|steering, now| steering.end_feed(now, self.feed));
-            *shared.feed.lock() = None;
-            shared.limit_ages(None);
-            self.salt(&shared, None);
-        }
+        self.released.store(true, Ordering::Release);
+        let Some(shared) = shared else { return };
+        salt(&shared, &mut obeyed.salted, None);
+        (obeyed.salts, obeyed.salted) = (None, BTreeMap::new());
+        shared.limit_ages(None);
+        drop(obeyed);
+        *shared.feed.lock() = None;
+        // The last step: after it another feed may begin.
+        shared.steer(|steering, now| steering.end_feed(now, self.feed));
     }
 }
 
 impl Handle {
-    /// What the list says besides which keys to keep near.
-    fn obey_rest(&self, shared: &Arc<Shared>, list: Option<&FleetList>) {
-        shared.limit_ages(list);
-        self.salt(shared, list);
+    /// What the list says besides which keys to keep near. `late`: nothing, if there is a list again
+    /// whose time is not over.
+    fn obey_rest(&self, shared: &Arc<Shared>, list: Option<(&Arc<FleetList>, Tick)>, late: bool) {
+        let mut obeyed = self.obeyed.lock();
+        if obeyed.released || (late && self.clock.now() < obeyed.until) {
+            return;
+        }
+        obeyed.until = list.map_or(Tick::ZERO, |(_, until)| until);
+        let list = list.map(|(list, _)| list);
+        let salts = |e: &FleetKey| matches!(e.treatment, Some(Treatment::Salt { .. }));
+        obeyed.salts = list.filter(|list| list.entries.iter().any(salts)).cloned();
+        salt(shared, &mut obeyed.salted, list.map(|l| &**l));
+        let cut = shared.limit_ages(list.map(|l| &**l));
         let done = |e: &&FleetKey| match e.treatment {
             Some(Treatment::Salt { .. }) => shared.salted.is_some(),
             Some(Treatment::Copies { .. }) => false,
@@ -208,39 +264,51 @@ impl Handle {
         let entries = list.map_or(&[][..], |list| &list.entries);
         let undone = entries.iter().filter(|e| !done(e)).count();
         self.unobeyed.store(undone as u64, Ordering::Relaxed);
+        drop(obeyed);
+        cut.iter().for_each(|(hash, key)| shared.invalidate(*hash, key));
     }
+}
 
-    /// Salts what the list says, through the door that an operator's pin takes; what this
-    /// process's own operator has pinned stays as it is. A list that has run out says nothing: a
-    /// counter goes back to one place only when a later one leaves it out. A feed that has ended
-    /// wants neither.
-    fn salt(&self, shared: &Arc<Shared>, list: Option<&FleetList>) {
-        let Some(salted) = shared.salted.as_deref() else { return };
-        let mut ours = self.salted.lock();
-        let Some(list) = list else {
-            if self.released.load(Ordering::Acquire) {
-                for (key, _) in std::mem::take(&mut *ours) {
-                    salted.want(shared, &key, Want::Nothing, false);
-                }
-            }
-            return;
-        };
-        let asked = list.entries.iter().filter_map(|e| match e.treatment {
-            Some(Treatment::Salt { slots }) => Some((e.key.clone(), u16::try_from(slots).ok()?)),
-            _ => None,
-        });
-        let asked: BTreeMap<Key, u16> =
-            asked.filter(|(_, k)| (1..=SLOTS_MAX).contains(k)).collect();
-        let gone: Vec<Key> = ours.keys().filter(|key| !asked.contains_key(*key)).cloned().collect();
-        for key in gone {
-            ours.remove(&key);
-            salted.pin(shared, &key, None);
+/// Salts what the list says, through the door that an operator's pin takes. What this process's own
+/// operator has pinned, unpinned or denied stays as it is, and nothing is salted where only
+/// observed. A list that has run out says nothing: a counter stays where it is, and goes back to one
+/// place only when a later list leaves it out.
+fn salt(shared: &Arc<Shared>, ours: &mut BTreeMap<Key, Salting>, list: Option<&FleetList>) {
+    let Some(salted) = shared.salted.as_deref() else { return };
+    if shared.options.steering.observe_only {
+        return;
+    }
+    let Some(list) = list else {
+        for (key, ours) in ours.iter_mut().filter(|(key, ours)| salted.wanted(key) == ours.set) {
+            salted.want(shared, key, Want::Nothing, false);
+            ours.set = salted.wanted(key);
         }
-        for (key, slots) in asked {
-            let own = !ours.contains_key(&key) && salted.wanted(&key).1;
-            if !own && ours.insert(key.clone(), slots) != Some(slots) {
-                salted.pin(shared, &key, Some(slots));
-            }
+        return;
+    };
+    let steering = shared.steering.lock();
+    let asked = list.entries.iter().filter_map(|e| match e.treatment {
+        Some(Treatment::Salt { slots }) => Some((e.key.clone(), u16::try_from(slots).ok()?)),
+        _ => None,
+    });
+    let may = |key: &Key, slots: &u16| (1..=SLOTS_MAX).contains(slots) && !steering.denies(key);
+    let asked: BTreeMap<Key, u16> = asked.filter(|(key, slots)| may(key, slots)).collect();
+    drop(steering);
+    ours.retain(|key, ours| {
+        let stays = asked.contains_key(key);
+        if !stays && salted.wanted(key) == ours.set {
+            salted.want(shared, key, Want::Home, false);
+        }
+        stays
+    });
+    for (key, slots) in asked {
+        let (known, wanted) = (ours.get(&key), salted.wanted(&key));
+        let own = wanted.1 && known.is_none_or(|ours| ours.set != wanted);
+        // Held since the last list ran out, it is pinned again.
+        let again = known.is_none_or(|ours| ours.slots != slots || !ours.set.1);
+        if again && !own {
+            salted.pin(shared, &key, Some(slots));
+            let set = salted.wanted(&key);
+            ours.insert(key, Salting { slots, set });
         }
     }
 }
@@ -252,25 +320,31 @@ impl Drop for Handle {
 }
 
 impl Shared {
-    /// Obeys `list`, or none. In force when this returns.
-    fn obey(&self, feed: u64, list: Option<&FleetList>) {
+    /// Obeys `list` until its time is over, or none. In force when this returns.
+    fn obey(&self, feed: u64, list: Option<(&FleetList, Tick)>) {
         self.steer(|steering, now| steering.obey(now, feed, list, |key| self.hash(key)));
     }
 
-    /// Values of these keys are served for no longer than the list says. What is cached of a key
-    /// whose time has been cut is forgotten.
-    fn limit_ages(&self, list: Option<&FleetList>) {
+    /// The driver has let a list go whose time was over.
+    pub(crate) fn lapse(&self) {
+        let feed = self.feed.lock().as_ref().and_then(Weak::upgrade);
+        if let Some(feed) = feed {
+            feed.lapse();
+        }
+    }
+
+    /// Values of these keys are served for no longer than the list says. Returns the keys whose
+    /// time has been cut: what is cached of them is to be forgotten.
+    fn limit_ages(&self, list: Option<&FleetList>) -> Vec<(u64, Key)> {
         let entries = list.map_or(&[][..], |list| &list.entries);
         let limited = |e: &FleetKey| Some((self.hash(&e.key), (e.key.clone(), e.ttl?)));
         let next: BTreeMap<u64, (Key, Duration)> = entries.iter().filter_map(limited).collect();
         let ttls: BTreeMap<u64, Duration> = next.iter().map(|(h, (_, ttl))| (*h, *ttl)).collect();
         let new = if ttls.is_empty() { None } else { Some(Arc::new(ttls)) };
         let old = self.fed_ttls.swap(new);
-        for (hash, (key, ttl)) in next {
-            if old.as_ref().and_then(|old| old.get(&hash)).is_none_or(|was| *was > ttl) {
-                self.invalidate(hash, &key);
-            }
-        }
+        let was = |hash: &u64| old.as_ref().and_then(|old| old.get(hash));
+        let cut = next.into_iter().filter(|(hash, (_, ttl))| was(hash).is_none_or(|was| was > ttl));
+        cut.map(|(hash, (key, _))| (hash, key)).collect()
     }
 
     pub(super) fn steer<R>(&self, change: impl FnOnce(&mut Steering, Tick) -> R) -> R {

@@ -104,6 +104,7 @@ use node::Node;
 use parking_lot::Mutex;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
@@ -202,16 +203,13 @@ impl Feed {
         let (stop, stopped) = oneshot::channel();
         let running = node.clone();
         let thread = spawn_thread("heatsink-feed", move || {
+            let ending = Ending(running);
             runtime.block_on(async {
                 tokio::select! {
                     _ = stopped => {}
-                    () = running.run() => {}
+                    () = ending.0.run() => {}
                 }
             });
-            // Without a feed, a process goes by its own detection.
-            drop(running.relay.lock().take());
-            running.stop();
-            running.local.release();
         });
         Ok(Feed { node, stop: Some(stop), thread: Some(thread.map_err(failed)?) })
     }
@@ -232,6 +230,19 @@ impl Feed {
     #[must_use]
     pub fn fleet_stats(&self) -> Option<FeedStats> {
         self.node.relay.lock().as_ref().map(|relay| relay.stats())
+    }
+}
+
+/// However the thread ends: without a feed, a process goes by its own detection.
+struct Ending(Arc<Node>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let Ending(node) = self;
+        let relay = node.relay.lock().take();
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(relay)));
+        node.stop();
+        let _ = catch_unwind(AssertUnwindSafe(|| node.local.release()));
     }
 }
 
@@ -397,7 +408,7 @@ impl Local for Outside {
         self.reporter.lock().take(now, floor_per_sec, ENTRIES_MAX)
     }
 
-    fn apply(&self, _: Option<&Arc<FleetList>>) {}
+    fn apply(&self, _: Option<(&Arc<FleetList>, Tick)>) {}
 
     fn explain(&self, _: &[u8]) -> Option<String> {
         None

@@ -64,6 +64,10 @@ impl Numbers for Node {
     fn numbers(&self) -> FeedStats {
         self.stats()
     }
+
+    fn lapse(&self) {
+        self.local.lapse();
+    }
 }
 
 impl Node {
@@ -104,10 +108,12 @@ impl Node {
         let clock = self.local.clock();
         let mut follower = self.follower.lock();
         let new = follower.handle_list(clock.now(), clock.wall_ms(), list)?;
-        let list = follower.list().cloned();
+        let (list, until) = (follower.list().cloned(), follower.poll_timeout());
         drop(follower);
         if new {
-            self.show(list);
+            self.show(list, until);
+        } else if let Some(until) = until {
+            self.local.keep(until);
         }
         Ok(new)
     }
@@ -115,26 +121,35 @@ impl Node {
     pub(super) fn heartbeat(&self, beat: &Heartbeat) -> Result<Beat, Refusal> {
         let clock = self.local.clock();
         let wall = clock.wall_ms();
+        self.expire();
         self.counters.heard_canary(wall, beat.canary_ms, beat.ttl);
-        self.follower.lock().handle_heartbeat(clock.now(), wall, beat)
+        let mut follower = self.follower.lock();
+        let told = follower.handle_heartbeat(clock.now(), wall, beat)?;
+        let until = follower.poll_timeout();
+        drop(follower);
+        if let Some(until) = until {
+            self.local.keep(until);
+        }
+        Ok(told)
     }
 
     /// Lets go of a list that has run out.
     pub(super) fn expire(&self) {
         let over = self.follower.lock().handle_timeout(self.local.clock().now());
         if over {
-            self.show(None);
+            self.show(None, None);
         }
     }
 
     /// The feed has ended: nothing of it is in force.
     pub(super) fn stop(&self) {
-        self.show(None);
+        self.show(None, None);
     }
 
     /// Whoever obeys may run anything on the way: wakers, drops of a user's types.
-    fn show(&self, list: Option<Arc<FleetList>>) {
-        let _ = catch_unwind(AssertUnwindSafe(|| self.local.apply(list.as_ref())));
+    fn show(&self, list: Option<Arc<FleetList>>, until: Option<Tick>) {
+        let in_force = list.as_ref().zip(until);
+        let _ = catch_unwind(AssertUnwindSafe(|| self.local.apply(in_force)));
         self.shown.send_replace(list);
     }
 
@@ -293,8 +308,10 @@ impl Due {
     }
 
     fn take_terms(&mut self, beat: Heartbeat) {
-        self.every = beat.report_every.clamp(Duration::from_millis(100), 60 * PATIENCE);
-        self.quiet_every = beat.quiet_every.clamp(self.every * IDLE_WINDOWS, 60 * PATIENCE);
+        let (most, least) = (60 * PATIENCE, Duration::from_millis(100));
+        self.every = beat.report_every.clamp(least, most);
+        let least = self.every * IDLE_WINDOWS;
+        self.quiet_every = beat.quiet_every.clamp(least, most.max(least));
         self.silence = (beat.interval.min(SILENCE_MAX) * 5 / 2).clamp(SILENCE, SILENCE_MAX);
         self.floor_per_sec = beat.floor_per_sec;
         self.beat = Some(beat);

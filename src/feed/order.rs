@@ -83,8 +83,7 @@ impl Order {
     }
 
     /// Why it cannot be carried out, if so.
-    pub(super) fn check(&self, key: &Key) -> Result<(), String> {
-        let caps = Caps::default();
+    pub(super) fn check(&self, key: &Key, caps: &Caps) -> Result<(), String> {
         let parts = match self.what {
             What::Treat(Treatment::Copies { copies: n } | Treatment::Salt { slots: n }, _) => n,
             _ => 1,

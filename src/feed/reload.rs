@@ -68,20 +68,23 @@ struct State {
     stats: KnownStats,
     ids: Vec<u64>,
     seen: Option<Seen>,
+    /// It could not be read the last time: said once, not at each look.
+    missed: bool,
 }
 
 /// What a change is known by.
 #[derive(Clone, PartialEq, Eq)]
 enum Seen {
     File { changed: (i64, i64), bytes: u64, inode: u64 },
-    Value(Option<bytes::Bytes>),
+    Value(bytes::Bytes),
 }
 
 impl Heatsink {
     /// Schedules what a known list names (see [`Known`](super::Known)), and again whenever the list
     /// changes, until what is returned is dropped. A new list replaces the old one in one step. One
     /// that cannot be read, or names more than there is room for, changes nothing: the old one
-    /// stays, and [`KnownList::stats`] says why.
+    /// stays, and [`KnownList::stats`] says why. So it does where the file or the value is gone: a
+    /// store may have evicted it. An empty one clears the list.
     ///
     /// # Staleness
     /// A changed file is noticed within 1 s by its time, length and inode; a changed value within
@@ -200,21 +203,22 @@ impl Inner {
         let failed = |e: std::io::Error| {
             Error::config(format!("{} cannot be read", path.display())).with_source(e)
         };
-        let seen = std::fs::metadata(path).map(|file| Seen::File {
-            changed: (file.mtime(), file.mtime_nsec()),
-            bytes: file.len(),
-            inode: file.ino(),
-        });
-        let text = match seen {
+        let read = match look(path) {
             Ok(seen) if state.seen.as_ref() == Some(&seen) => return Ok(()),
-            Ok(seen) => {
-                state.seen = Some(seen);
-                read(path).map_err(failed)
+            Ok(seen) => read(path).map(|bytes| (seen, bytes)),
+            Err(e) => Err(e),
+        };
+        let text = match read {
+            Ok((seen, bytes)) => {
+                (state.seen, state.missed) = (Some(seen), false);
+                text(&bytes)
             }
-            // Said once, not every second.
-            Err(_) if state.seen.is_none() && state.stats.loaded > 0 => return Ok(()),
             Err(e) => {
+                // The next look tries again, whether or not the file has changed.
                 state.seen = None;
+                if std::mem::replace(&mut state.missed, true) {
+                    return Ok(());
+                }
                 Err(failed(e))
             }
         };
@@ -227,15 +231,25 @@ impl Inner {
             return;
         }
         let text = match value {
-            Ok(value) => {
+            Ok(Some(value)) => {
                 let seen = Seen::Value(value.clone());
                 if state.seen.as_ref() == Some(&seen) {
                     return;
                 }
-                state.seen = Some(seen);
-                text(value.as_deref().unwrap_or_default())
+                (state.seen, state.missed) = (Some(seen), false);
+                text(&value)
             }
-            Err(e) => Err(e),
+            // There has been none yet, or it has been said.
+            Ok(None) if state.missed || state.stats.loaded == 0 => return,
+            Ok(None) => {
+                (state.seen, state.missed) = (None, true);
+                let text = "the value of a known list is not in the store any more";
+                Err(Error::not_applied(ErrorKind::Store, text))
+            }
+            Err(e) => {
+                state.seen = None;
+                Err(e)
+            }
         };
         let _ = state.take(shared, text);
     }
@@ -266,11 +280,21 @@ impl State {
     }
 }
 
-fn read(path: &Path) -> std::io::Result<String> {
+/// A pipe would keep its reader waiting.
+fn look(path: &Path) -> std::io::Result<Seen> {
+    let file = std::fs::metadata(path)?;
+    if !file.is_file() {
+        return Err(std::io::Error::other("it is no file"));
+    }
+    let changed = (file.mtime(), file.mtime_nsec());
+    Ok(Seen::File { changed, bytes: file.len(), inode: file.ino() })
+}
+
+fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path)?;
     file.take(BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
-    text(&bytes).map_err(std::io::Error::other)
+    Ok(bytes)
 }
 
 fn text(bytes: &[u8]) -> Result<String> {
@@ -385,6 +409,29 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_could_not_be_read_once_is_read_later_and_a_pipe_keeps_nobody_waiting() {
+        let file = std::env::temp_dir().join(format!("heatsink-pipe-{}", std::process::id()));
+        let hs = Heatsink::new(MemoryStore::new(1)).unwrap();
+        let follow = || hs.follow_known(KnownSource::File(file.clone()));
+        let made = std::process::Command::new("mkfifo").arg(&file).status().unwrap();
+        assert!(made.success());
+        assert_eq!(follow().unwrap_err().kind(), ErrorKind::Config);
+        std::fs::remove_file(&file).unwrap();
+        std::fs::write(&file, "{\"key\":\"a\"}").unwrap();
+        let list = follow().unwrap();
+        // What cannot be read for a moment has not been seen: the same file is read again.
+        let look = || list.inner.look_at(&file);
+        let away = file.with_extension("away");
+        std::fs::rename(&file, &away).unwrap();
+        let _ = look();
+        std::fs::rename(&away, &file).unwrap();
+        look().unwrap();
+        assert_eq!((list.stats().error, list.stats().loaded), (None, 2));
+        drop(list);
+        std::fs::remove_file(&file).unwrap();
+    }
+
+    #[test]
     fn a_list_in_the_store_is_taken_up_within_ten_seconds_of_its_change() {
         let rt = SimRuntime::new(1);
         let store = MemoryStore::builder().shards(1).runtime(rt.clone()).build();
@@ -403,6 +450,16 @@ mod tests {
         assert_eq!((treated(), list.stats().refused), (vec!["a".into()], 1));
         put("{\"key\":\"b\"}");
         assert_eq!((treated(), list.stats().error), (vec!["b".into()], None));
+        // A store evicts it: the old list stays, and that is said once.
+        let gone = ["known".into()];
+        rt.block_on(async { store.delete_many(&gone).await });
+        rt.run_for(Duration::from_secs(31));
+        assert_eq!((treated(), list.stats().refused), (vec!["b".into()], 2));
+        assert!(list.stats().error.unwrap().contains("not in the store any more"));
+        put("{\"key\":\"b\"}");
+        assert_eq!((treated(), list.stats().error), (vec!["b".into()], None));
+        put("");
+        assert_eq!((treated(), list.stats().error), (vec![], None), "an empty one clears it");
         drop(list);
         assert!(treated().is_empty());
     }

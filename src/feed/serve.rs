@@ -40,7 +40,7 @@ pub(super) async fn run(node: &Node) -> io::Result<()> {
         (follower.list().cloned(), follower.seen())
     };
     let local = node.local.clone();
-    let relays = node.fleet.is_some();
+    let relays = node.fleet.as_ref().is_some_and(|fleet| fleet.obey);
     let inherited = (inherited.as_deref(), seen);
     let group = Arc::new(Group::new(&*local, &node.options, node.id, inherited, relays));
     let mut tasks: JoinSet<()> = JoinSet::new();
@@ -94,6 +94,7 @@ pub(super) async fn run(node: &Node) -> io::Result<()> {
                 }
                 node.expire();
                 *node.reports.lock() = group.operate(|all| (all.counts(), all.reporters()));
+                node.counters.keys_unlisted.store(group.unlisted(), Ordering::Relaxed);
                 shared.settle(node);
                 while tasks.try_join_next().is_some() {}
             }

@@ -57,6 +57,10 @@ pub struct FeedStats {
     /// Keys that this process left out of its reports for their length alone, each as often as it
     /// did: from 128 bytes on, a key is known beyond its process only when an operator names it.
     pub keys_too_long: u64,
+    /// Keys that were left out of the last list that this process has issued: longer than
+    /// [`Caps::key_bytes_max`](super::Caps::key_bytes_max), which would have the others refuse all
+    /// of it.
+    pub keys_unlisted: u64,
 }
 
 impl fmt::Display for FeedStats {
@@ -78,6 +82,9 @@ impl fmt::Display for FeedStats {
 /// Whoever runs a feed, asked for its numbers.
 pub(crate) trait Numbers: Send + Sync {
     fn numbers(&self) -> FeedStats;
+
+    /// The time of the list in force is over, whether or not the feed has noticed.
+    fn lapse(&self);
 }
 
 /// What is counted where it happens.
@@ -99,6 +106,7 @@ pub(crate) struct Counters {
     pub(crate) roots_refused: AtomicU64,
     pub(crate) transport_errors: AtomicU64,
     pub(crate) elections: AtomicU64,
+    pub(crate) keys_unlisted: AtomicU64,
 }
 
 pub(crate) fn count(counter: &AtomicU64, by: usize) {
@@ -132,6 +140,7 @@ impl Counters {
             roots_refused: get(&self.roots_refused),
             transport_errors: get(&self.transport_errors),
             elections: get(&self.elections),
+            keys_unlisted: get(&self.keys_unlisted),
             ..FeedStats::default()
         }
     }

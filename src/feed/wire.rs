@@ -95,6 +95,8 @@ pub(crate) struct List {
     denied: Vec<WireKey>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     denied_above: Vec<WireKey>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    denied_until_ms: Vec<(WireKey, u64)>,
 }
 
 #[derive(Serialize, Deserialize, Debug)]
@@ -123,6 +125,8 @@ struct Entry {
     reason: String,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     above: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    until_ms: Option<u64>,
 }
 
 #[derive(Serialize, Deserialize, Debug)]
@@ -328,6 +332,7 @@ impl Entry {
             hot_for_ms: ms(entry.hot_for),
             reason: entry.reason.clone(),
             above: entry.above,
+            until_ms: entry.until_ms,
         }
     }
 
@@ -357,6 +362,7 @@ impl Entry {
             hot_for: Duration::from_millis(self.hot_for_ms),
             reason: self.reason,
             above: self.above,
+            until_ms: self.until_ms,
             ..FleetKey::named(Key::from(self.key.0), rule, Treatment::Near)
         })
     }
@@ -373,6 +379,11 @@ impl List {
             entries: list.entries.iter().map(Entry::of).collect(),
             denied: list.denied.iter().map(|key| WireKey(key.to_vec())).collect(),
             denied_above: list.denied_above.iter().map(|key| WireKey(key.to_vec())).collect(),
+            denied_until_ms: list
+                .denied_until_ms
+                .iter()
+                .map(|(key, ms)| (WireKey(key.to_vec()), *ms))
+                .collect(),
         }
     }
 
@@ -393,6 +404,11 @@ impl List {
             entries,
             denied: self.denied.into_iter().map(|key| Key::from(key.0)).collect(),
             denied_above: self.denied_above.into_iter().map(|key| Key::from(key.0)).collect(),
+            denied_until_ms: self
+                .denied_until_ms
+                .into_iter()
+                .map(|(key, ms)| (Key::from(key.0), ms))
+                .collect(),
         };
         (list, skipped)
     }
@@ -579,6 +595,7 @@ mod tests {
         let mut near = FleetKey::named(Key::from("post:\"9\"\n"), Rule::Detected, Treatment::Near);
         near.reason = "160/s ± 22/s".into();
         near.above = true;
+        near.until_ms = Some(11);
         near.ttl = Some(Duration::from_millis(700));
         near.advice = Some(Treatment::Copies { copies: 3 });
         let salt = Treatment::Salt { slots: 16 };
@@ -591,6 +608,7 @@ mod tests {
             entries: vec![near, odd],
             denied: vec![Key::from("no")],
             denied_above: vec![Key::from("no")],
+            denied_until_ms: vec![(Key::from("no"), 12)],
         };
         let line = line(&Message::List(List::of(&list)));
         assert_eq!(line.iter().filter(|b| **b == b'\n').count(), 1, "one line");

@@ -268,7 +268,28 @@ fn a_follower_takes_up_only_what_its_own_caps_allow() {
     assert_eq!(treated(), ["fine".into()]);
     // It stops talking: the list runs out.
     until(LONG, "the list has run out", || treated().is_empty());
-    assert_eq!(feed.stats().lists.expired, 1);
+    until(LONG, "it is counted", || feed.stats().lists.expired == 1);
+}
+
+#[test]
+fn terms_that_contradict_each_other_do_not_end_the_feed() {
+    let dir = Dir::new();
+    std::fs::DirBuilder::new().mode(0o700).create(&dir.0).unwrap();
+    let listener = UnixListener::bind(dir.0.join("feed.sock")).unwrap();
+    let hs = Heatsink::new(MemoryStore::new(1)).unwrap();
+    let _feed = hs.serve_feed_with(&dir.0, Options::new().never_serve(), None).unwrap();
+    let mut liar = Liar::start(&dir.0, &listener);
+    assert!(liar.send(1, &|_| {}).contains("\"ack\""));
+    for (report_every, quiet_every) in [(20_000, 1), (u64::MAX, 0), (0, u64::MAX)] {
+        let beat = serde_json::json!({ "beat": {
+            "issuer": 1, "incarnation": 7, "version": 1, "ttl_ms": 5_000, "sent_ms": now_ms(),
+            "canary_ms": now_ms(), "interval_ms": u64::MAX, "report_every_ms": report_every,
+            "quiet_every_ms": quiet_every, "floor_per_sec": 0.0,
+        }});
+        liar.stream.write_all(format!("{beat}\n").as_bytes()).unwrap();
+    }
+    assert!(liar.send(2, &|l| l["entries"] = serde_json::json!([])).contains("\"ack\""));
+    assert!(hs.control().treated().is_empty());
 }
 
 /// The times of reads that a hot key is served from memory in, while `during` runs: the 99th of a

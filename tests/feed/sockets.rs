@@ -288,6 +288,42 @@ fn an_operators_order_on_one_host_reaches_the_processes_of_another() {
     assert!(operator.pin("x".repeat(2_000)).is_err());
 }
 
+/// One host takes short keys only; another one only watches the fleet.
+#[test]
+fn a_relay_leaves_out_what_its_host_refuses_and_a_watching_one_passes_nothing_on() {
+    let store = MemoryStore::new(1);
+    let fleet = || feed::Fleet::over(store.clone()).unwrap();
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
+    let leader = Heatsink::new(MemoryStore::new(1)).unwrap();
+    let _in = runtime.enter();
+    let member = leader.join_fleet(fleet()).unwrap();
+    let host = |options: Options, fleet: feed::Fleet| {
+        let (dir, hs) = (Dir::new(), Heatsink::new(MemoryStore::new(1)).unwrap());
+        let feed = hs.serve_feed_with(&dir.0, options, Some(fleet.never_lead())).unwrap();
+        (dir, hs, feed)
+    };
+    let caps = feed::Caps { key_bytes_max: 16, ..feed::Caps::default() };
+    let short = host(Options::new().caps(caps), fleet());
+    let watches = host(Options::new(), fleet().watch_only().report_nothing());
+    let (long, key) = ("x".repeat(30), heatsink::Key::from("launch"));
+    runtime.block_on(async {
+        member.order(&long, feed::Order::pin()).await.unwrap();
+        member.order("launch", feed::Order::pin()).await.unwrap();
+    });
+    until(LONG, "the host obeys the rest", || short.1.control().treated() == [key.clone()]);
+    until(LONG, "it is counted", || short.2.stats().keys_unlisted == 1);
+    let mut operator = feed::Operator::connect(&short.0.0).unwrap();
+    assert!(operator.order_host(&long, feed::Order::pin()).is_err(), "its own caps hold");
+    let seen = || watches.2.fleet_stats().is_some_and(|s| s.edition == member.stats().edition);
+    until(LONG, "the watching relay has the fleet's list", || seen());
+    until(LONG, "the leader and the first host report", || member.stats().reporters == 2);
+    // Longer than an idle relay is silent.
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(watches.1.control().treated().is_empty());
+    assert_eq!(member.stats().reporters, 2);
+}
+
 #[test]
 fn after_a_shutdown_the_feed_ends_and_nothing_is_treated_any_more() {
     let dir = Dir::new();

@@ -159,6 +159,8 @@ pub struct Aggregator {
     version: u64,
     counts: Counts,
     history: History,
+    /// When this term has gone on from another's list.
+    inherited: Option<Tick>,
 }
 
 impl Aggregator {
@@ -178,17 +180,22 @@ impl Aggregator {
             version: 0,
             counts: Counts::default(),
             history: History::new(HISTORY_MAX),
+            inherited: None,
         }
     }
 
     /// Goes on where another issuer stopped: what its last list held is hot until this one knows
-    /// better. What operators of the group above have ordered is that group's to say.
-    pub fn inherit(&mut self, now: Tick, list: &FleetList) {
+    /// better. What operators of the group above have ordered is that group's to say; what its own
+    /// have ordered ends as they said. `wall_ms` is `now` by the wall clock.
+    pub fn inherit(&mut self, now: Tick, wall_ms: u64, list: &FleetList) {
+        let end = |ms: u64| now.after(Duration::from_millis(ms.saturating_sub(wall_ms)));
+        self.inherited = Some(now);
         for entry in &list.entries {
             let since = now.before(entry.hot_for);
             if entry.rule == Rule::Pinned && !entry.above {
                 let treatment = entry.treatment.unwrap_or(Treatment::Near);
-                let order = Treat { treatment, ttl: entry.ttl, since, until: None };
+                let until = entry.until_ms.map(end);
+                let order = Treat { treatment, ttl: entry.ttl, since, until };
                 self.orders.treat(entry.key.clone(), order);
             } else if self.hot.len() < self.options.entries_max {
                 let read_hot = entry.treatment == Some(Treatment::Near);
@@ -198,7 +205,30 @@ impl Aggregator {
         for key in list.denied.iter().filter(|key| !list.denied_above.contains(key)) {
             self.orders.deny(key.clone(), None);
         }
+        for (key, until_ms) in &list.denied_until_ms {
+            if self.orders.denies(key) {
+                self.orders.deny(key.clone(), Some(end(*until_ms)));
+            }
+        }
         self.version += 1;
+    }
+
+    /// Notes on `list`, which is sent at `now`, when the orders of this group's own operators end.
+    pub fn say_ends(&self, now: Tick, list: &mut FleetList) {
+        let sent_ms = list.sent_ms;
+        let end = |until: Tick| {
+            let left = u64::try_from(until.since(now).as_millis()).unwrap_or(u64::MAX);
+            sent_ms.saturating_add(left)
+        };
+        for entry in list.entries.iter_mut().filter(|e| e.rule == Rule::Pinned && !e.above) {
+            let order = self.orders.get(&entry.key);
+            entry.until_ms = order.and_then(|order| order.until).map(end);
+        }
+        let ends = list.denied.iter().filter_map(|key| {
+            let until = self.orders.denied_until(key)?;
+            Some((key.clone(), end(until)))
+        });
+        list.denied_until_ms = ends.collect();
     }
 
     /// Counts a report in place of the reporter's last one, and promotes what it proves.
@@ -446,7 +476,12 @@ impl Aggregator {
 
     fn judge(&mut self, now: Tick, key: &ReportKey) {
         let Some(merged) = self.merge.get(key) else { return };
-        let lower = if self.reporters.len() <= 2 { merged.lower_bound() } else { merged.weighed };
+        // The first two reports of a term that goes on from another's are those of a group of two
+        // only if no third comes.
+        let ttl = self.options.reporter_ttl;
+        let settled = self.inherited.is_none_or(|at| now.since(at) >= ttl);
+        let few = self.reporters.len() <= 2 && settled;
+        let lower = if few { merged.lower_bound() } else { merged.weighed };
         let window = self.options.window.as_secs_f64();
         if !self.band().proves_hot(lower as f64, merged.squares as f64, window) {
             return;
@@ -671,9 +706,10 @@ mod tests {
         let mut list = FleetList { entries: first.entries(at(100)), ..FleetList::default() };
         list.denied = vec!["d".into(), "x".into()];
         list.denied_above = vec!["x".into()];
+        first.say_ends(at(100), &mut list);
         let pin = FleetKey::named("q".into(), Rule::Pinned, Treatment::Salt { slots: 8 });
         list.entries.push(FleetKey { above: true, ..pin });
-        next.inherit(at(100), &list);
+        next.inherit(at(100), 0, &list);
         assert_eq!(next.denied(), first.denied());
         assert!(next.orders.get(&"q".into()).is_none() && keys(&next).contains(&"q".into()));
         next.handle_report(at(100), from(7, 1), report(&[])).unwrap();
@@ -681,6 +717,39 @@ mod tests {
             next.handle_timeout(at(ms));
         }
         assert_eq!(keys(&next), ["p"], "five cool windows later only the pin is left");
+    }
+
+    #[test]
+    fn an_order_with_an_end_keeps_it_when_another_issuer_goes_on() {
+        let mut first = group(100.0);
+        let order = Treat { until: Some(at(9_000)), ..Treat::near(at(0)) };
+        assert!(first.order(at(0), "p".into(), order) && first.pin(at(0), "q".into()));
+        assert!(first.deny(at(0), "d".into(), Some(at(8_000))));
+        let (entries, denied) = (first.entries(at(1_000)), first.denied());
+        let sent_ms = 1_796_061_600_000;
+        let mut list = FleetList { entries, denied, sent_ms, ..FleetList::default() };
+        first.say_ends(at(1_000), &mut list);
+        let mut next = group(100.0);
+        // Another process, whose monotonic clock is another one.
+        next.inherit(at(50_000), sent_ms + 2_000, &list);
+        next.handle_timeout(at(54_999));
+        assert_eq!((keys(&next), next.denied()), (vec!["p".into(), "q".into()], vec!["d".into()]));
+        next.handle_timeout(at(55_000));
+        assert_eq!((keys(&next), next.denied()), (vec!["p".into(), "q".into()], vec![]));
+        next.handle_timeout(at(56_000));
+        assert_eq!(keys(&next), ["q"]);
+    }
+
+    #[test]
+    fn the_first_two_reports_after_a_take_over_make_no_key_hot_that_one_reporter_alone_names() {
+        let mut next = group(100.0);
+        next.inherit(at(0), 0, &FleetList::default());
+        next.handle_report(at(100), from(1, 1), report(&[("mine", 500)])).unwrap();
+        next.handle_report(at(200), from(2, 1), report(&[("a", 28)])).unwrap();
+        assert!(keys(&next).is_empty());
+        // No third one has come within the time of a reporter: it is a group of two.
+        next.handle_report(at(5_000), from(1, 2), report(&[("mine", 500)])).unwrap();
+        assert_eq!(keys(&next), ["mine"]);
     }
 
     #[test]

@@ -20,6 +20,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Fed {
     keys: BTreeMap<Key, FedKey>,
     denied: BTreeSet<Key>,
+    /// Nothing of it is in force from then on.
+    pub(crate) until: Tick,
 }
 
 /// A key of the list.
@@ -57,7 +59,8 @@ impl Fed {
             };
             (entry.key.clone(), key)
         });
-        Fed { keys: keys.collect(), denied: list.denied.iter().cloned().collect() }
+        let denied = list.denied.iter().cloned().collect();
+        Fed { keys: keys.collect(), denied, until: self.until }
     }
 
     /// Whether the list denies `key`.
@@ -70,12 +73,6 @@ impl Fed {
     #[must_use]
     pub fn rule(&self, key: &Key) -> Option<Rule> {
         self.keys.get(key).map(|k| k.rule)
-    }
-
-    /// Whether the list has `key` kept near.
-    #[must_use]
-    pub fn near(&self, key: &Key) -> bool {
-        self.keys.get(key).is_some_and(|k| k.treatment == Some(Treatment::Near))
     }
 
     /// Requests a second of all processes together.
@@ -100,5 +97,34 @@ impl Fed {
 
     pub(crate) fn keys_mut(&mut self) -> impl Iterator<Item = (&Key, &mut FedKey)> {
         self.keys.iter_mut()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::detect;
+    use super::super::fleet::FleetKey;
+    use super::super::steering::{Options, Steering};
+    use super::*;
+
+    #[test]
+    fn nothing_of_a_list_is_in_force_after_its_time_whoever_has_stopped() {
+        let detect = detect::Options::default();
+        let mut steering = Steering::new(Options { detect, keys_max: 9, observe_only: false }, 1);
+        let feed = steering.begin_feed().unwrap();
+        let near = FleetKey::named("a".into(), Rule::Pinned, Treatment::Near);
+        let list =
+            FleetList { entries: vec![near], denied: vec!["x".into()], ..FleetList::default() };
+        steering.obey(Tick(1), feed, Some((&list, Tick(100))), |_| 7);
+        steering.keep(feed, Tick(200));
+        steering.keep(feed + 1, Tick(900));
+        assert_eq!(steering.poll_timeout(), Some(Tick(200)));
+        steering.handle_timeout(Tick(199));
+        assert!(steering.treated() == ["a".into()] && !steering.take_lapse());
+        assert!(steering.denies(&"x".into()) && steering.take_change());
+        steering.handle_timeout(Tick(200));
+        assert!(steering.treated().is_empty() && !steering.denies(&"x".into()));
+        assert!(steering.take_change() && steering.take_lapse() && !steering.take_lapse());
+        assert_ne!(steering.poll_timeout(), Some(Tick(200)));
     }
 }

@@ -48,6 +48,8 @@ pub struct FleetKey {
     pub reason: String,
     /// Whether the group above has said so: the fleet of a host, the whole of a region.
     pub above: bool,
+    /// When an operator's order ends, by the issuer's wall clock, in milliseconds since 1970.
+    pub until_ms: Option<u64>,
 }
 
 impl FleetKey {
@@ -69,6 +71,7 @@ impl FleetKey {
             hot_for: Duration::ZERO,
             reason: String::new(),
             above: false,
+            until_ms: None,
         }
     }
 
@@ -107,6 +110,8 @@ pub struct FleetList {
     pub denied: Vec<Key>,
     /// Those of them that the group above denies.
     pub denied_above: Vec<Key>,
+    /// When denials end that do, by the issuer's wall clock, in milliseconds since 1970.
+    pub denied_until_ms: Vec<(Key, u64)>,
 }
 
 impl FleetList {
@@ -117,8 +122,20 @@ impl FleetList {
             entries: self.entries.iter().filter(|e| e.above).cloned().collect(),
             denied: self.denied_above.clone(),
             denied_above: Vec::new(),
+            denied_until_ms: Vec::new(),
             ..*self
         }
+    }
+
+    /// Leaves keys out that are longer: a receiver would refuse the whole list. How many.
+    pub fn leave_out_longer(&mut self, key_bytes_max: usize) -> usize {
+        let before = self.entries.len() + self.denied.len();
+        let fits = |key: &Key| key.len() <= key_bytes_max;
+        self.entries.retain(|e| fits(&e.key));
+        self.denied.retain(fits);
+        self.denied_above.retain(fits);
+        self.denied_until_ms.retain(|(key, _)| fits(key));
+        before - self.entries.len() - self.denied.len()
     }
 
     /// The entry of `key`.

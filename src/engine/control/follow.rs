@@ -308,10 +308,11 @@ impl Follower {
             }
         }
         let long = |key: &Key| key.len() > caps.key_bytes_max;
-        if list.denied_above.len() > caps.entries_max {
+        if list.denied_above.len().max(list.denied_until_ms.len()) > caps.entries_max {
             return Err(Refusal::TooManyEntries);
         }
-        if list.denied.iter().chain(&list.denied_above).any(long) {
+        let ends = list.denied_until_ms.iter().map(|(key, _)| key);
+        if list.denied.iter().chain(&list.denied_above).chain(ends).any(long) {
             Err(Refusal::KeyTooLong)
         } else {
             Ok(())

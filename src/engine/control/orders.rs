@@ -149,6 +149,12 @@ impl Orders {
         self.denied.contains_key(key)
     }
 
+    /// When the denial of `key` ends, if there is one that does.
+    #[must_use]
+    pub fn denied_until(&self, key: &Key) -> Option<Tick> {
+        self.denied.get(key).copied().flatten()
+    }
+
     /// The keys that nobody may treat.
     pub fn denied(&self) -> impl Iterator<Item = &Key> {
         self.denied.keys()

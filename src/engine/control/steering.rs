@@ -4,7 +4,7 @@
 //!   denials and schedules; out come the keys to be treated, the hot list and events.
 //! - **Invariant**: a denied key is never treated; a pinned one always is, unless denied; in
 //!   observe-only mode nothing is. A list from outside adds keys and denials, and takes away none
-//!   of this process's own.
+//!   of this process's own word; nothing of it is in force after its time.
 //! - **Time and units**: [`Tick`] at each call; rates per second; weights in requests (or in cost).
 //! - **Bounds**: [`Options::keys_max`] treated keys, the operator's among them; [`FLIPS_MAX`]; one found key per watched one, and
 //!   [`EVENTS_MAX`] events that wait.
@@ -116,6 +116,7 @@ pub struct Steering {
     history: History,
     version: u64,
     changed: bool,
+    lapsed: bool,
 }
 
 impl Steering {
@@ -138,6 +139,7 @@ impl Steering {
             history: History::new(HISTORY_MAX),
             version: 0,
             changed: false,
+            lapsed: false,
         }
     }
 
@@ -168,6 +170,10 @@ impl Steering {
         if self.operator.handle_timeout(now) {
             self.touch();
         }
+        if self.fed.take_if(|fed| fed.until <= now).is_some() {
+            self.lapsed = true;
+            self.touch();
+        }
         let finished = self.detector.handle_timeout(now);
         while let Some(verdict) = self.detector.poll_verdict() {
             self.handle_verdict(verdict);
@@ -180,7 +186,9 @@ impl Steering {
     /// When to call [`Steering::handle_timeout`].
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Tick> {
-        self.operator.poll_timeout().into_iter().chain(self.detector.poll_timeout()).min()
+        let fed = self.fed.as_ref().map(|fed| fed.until);
+        let own = self.operator.poll_timeout().into_iter().chain(self.detector.poll_timeout());
+        own.chain(fed).min()
     }
 
     /// The next event, oldest first.
@@ -262,21 +270,37 @@ impl Steering {
         self.reporter.as_ref().map_or(0, |reporter| reporter.too_long())
     }
 
-    /// Obeys `list` from now on, or no list at all. `hash` hashes keys as samples are. What a feed
+    /// Obeys `list` until its time is over, or no list at all. `hash` hashes keys as samples are. What a feed
     /// says that has ended is not heard.
     pub fn obey(
         &mut self,
         now: Tick,
         feed: u64,
-        list: Option<&FleetList>,
+        list: Option<(&FleetList, Tick)>,
         hash: impl Fn(&Key) -> u64,
     ) {
         if !self.has_feed || feed != self.feeds || (self.fed.is_none() && list.is_none()) {
             return;
         }
         let had = self.fed.take();
-        self.fed = list.map(|list| Box::new(had.unwrap_or_default().next(now, list, hash)));
+        self.fed = list.map(|(list, until)| {
+            let mut next = had.unwrap_or_default().next(now, list, hash);
+            next.until = until;
+            Box::new(next)
+        });
         self.touch();
+    }
+
+    /// The list in force stays so until then.
+    pub fn keep(&mut self, feed: u64, until: Tick) {
+        if let Some(fed) = self.fed.as_mut().filter(|_| feed == self.feeds) {
+            fed.until = fed.until.max(until);
+        }
+    }
+
+    /// Whether a list has run out here since this was last asked, before its feed let it go.
+    pub fn take_lapse(&mut self) -> bool {
+        std::mem::take(&mut self.lapsed)
     }
 
     /// Passes on what the operator says; `now` starts and ends the schedules that are due.
@@ -294,7 +318,13 @@ impl Steering {
             return Vec::new();
         }
         let named = self.operator.treated().map(|(key, _)| key);
-        let found = self.found.values().filter(|f| f.near).map(|f| &f.key);
+        // The operator of all processes has it treated in another way.
+        let otherwise = |key: &Key| {
+            let fed = self.fed.as_ref().and_then(|fed| fed.get(key));
+            fed.is_some_and(|f| f.rule == Rule::Pinned && f.treatment != Some(Treatment::Near))
+                && !self.operator.expects(key)
+        };
+        let found = self.found.values().filter(|f| f.near && !otherwise(&f.key)).map(|f| &f.key);
         let mut seen = BTreeSet::new();
         let mut own: Vec<&Key> = named.chain(found).filter(|k| seen.insert(*k)).collect();
         // The keys of a list are different ones, and may be many.
@@ -326,7 +356,7 @@ impl Steering {
     }
 
     /// Whether nobody may treat `key`, by the word of an operator here or of the list.
-    fn denies(&self, key: &Key) -> bool {
+    pub(crate) fn denies(&self, key: &Key) -> bool {
         self.operator.denies(key) || self.fed.as_ref().is_some_and(|fed| fed.denies(key))
     }
 

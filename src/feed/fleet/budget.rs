@@ -103,7 +103,7 @@ impl Local for Host {
         Some(Report { capacity, floor: 0, one_in: 1, duration, total: 73, entries })
     }
 
-    fn apply(&self, _: Option<&Arc<FleetList>>) {}
+    fn apply(&self, _: Option<(&Arc<FleetList>, Tick)>) {}
 
     fn explain(&self, _: &[u8]) -> Option<String> {
         None

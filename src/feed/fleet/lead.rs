@@ -12,6 +12,7 @@ use crate::feed::stats::count;
 use crate::feed::wire::{self, List, Message, REPORT_LINE_MAX};
 use crate::store::Delivery;
 use bytes::Bytes;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -53,13 +54,17 @@ pub(super) struct Lead {
     looked: Tick,
     /// Reports were found in the store the last time.
     stored: bool,
-    /// The version of the operators' orders that are on the list.
-    ordered: Option<u64>,
+    /// The operators' orders that are on the list, as they are stored. Their version alone does not
+    /// tell: a store that fails over may lose one, and another takes its number.
+    ordered: Option<Option<Bytes>>,
     lease: Bytes,
     proven: Tick,
     beat_due: Tick,
     push_due: Tick,
-    written: Tick,
+    /// When the present list was put into the store; `None` if that has not succeeded.
+    written: Option<Tick>,
+    /// The present list has not been pushed.
+    pending: bool,
     made_of: u64,
     version: u64,
     canary_ms: u64,
@@ -82,7 +87,7 @@ impl Lead {
         let now = member.clock.now();
         let mut aggregator = Aggregator::new(member.fleet.aggregate());
         if let Some(list) = inherited {
-            aggregator.inherit(now, list);
+            aggregator.inherit(now, member.clock.wall_ms(), list);
         }
         Lead {
             incarnation,
@@ -99,7 +104,8 @@ impl Lead {
             proven: now,
             beat_due: now,
             push_due: now,
-            written: Tick::ZERO,
+            written: None,
+            pending: false,
             made_of: u64::MAX,
             version: 0,
             canary_ms: member.clock.wall_ms(),
@@ -180,12 +186,14 @@ impl Lead {
     }
 
     /// What operators have ordered, from here on.
-    fn take_orders(&mut self, member: &Member, value: Option<&[u8]>) {
+    fn take_orders(&mut self, member: &Member, value: Option<Bytes>) {
+        if self.ordered.as_ref() == Some(&value) {
+            return;
+        }
         let (now, wall) = (member.clock.now(), member.clock.wall_ms());
-        match Words::read(value) {
-            Ok(words) if self.ordered == Some(words.version) => {}
+        match Words::read(value.as_deref()) {
             Ok(words) => {
-                self.ordered = Some(words.version);
+                self.ordered = Some(value);
                 self.aggregator.replace_orders(now, words.orders(now, wall));
             }
             // The last readable ones stand.
@@ -203,7 +211,7 @@ impl Lead {
         };
         let mut all = all.into_iter();
         if let Some(Ok(orders)) = all.next() {
-            self.take_orders(member, orders.as_deref());
+            self.take_orders(member, orders);
         }
         let all = all.flatten().flatten();
         let ids: Vec<u64> = all.flat_map(|value| read_ids(Some(&value))).collect();
@@ -239,6 +247,7 @@ impl Lead {
             self.made_of = self.aggregator.version();
             self.version += 1;
             self.list = self.list_now(member, now, wall);
+            (self.written, self.pending) = (None, true);
         }
         let beat = Heartbeat {
             issuer: member.id,
@@ -257,29 +266,32 @@ impl Lead {
             reports_stored: !self.hears_all(),
         };
         let line = wire::line(&Message::List(List::of(&self.list)));
-        if changed || self.written.after(WRITTEN) <= now {
-            self.written = now;
+        if self.written.is_none_or(|at| at.after(WRITTEN) <= now) {
             let slot = member.fleet.name(&format!("list.{}", self.incarnation));
             let put = member.fleet.transport.put(slot, line.clone().into(), KEPT);
-            let _ = member.call(put).await;
+            if member.call(put).await.is_ok() {
+                self.written = Some(now);
+            }
         }
         match self.renew(member, &beat).await {
             None => {
                 member.stepped_down();
                 return None;
             }
-            // Not proven now: nothing is said.
+            // Not proven now: nothing is said, and what is new is said later.
             Some(false) => return Some(self),
             Some(true) => {}
         }
-        if changed {
+        if member.in_force() != Some(self.list.edition) {
+            member.take_up(FleetList { sent_ms: wall, ..self.list.clone() });
+        }
+        if std::mem::take(&mut self.pending) {
             let pause = line.len() as f64 * f64::from(reporters) / BYTES_PER_SEC;
             self.push_due = now.after(Duration::from_secs_f64(pause.min(600.0)));
-            member.take_up(self.list.clone());
             publish(member, &line).await;
         }
         let wall = member.clock.wall_ms();
-        let _ = member.shown.follower.lock().handle_heartbeat(member.clock.now(), wall, &beat);
+        let _ = member.follow(&beat);
         member.shown.counters.heard_canary(wall, self.canary_ms, beat.ttl);
         member.take_terms(&beat);
         publish(member, &member.lease_line(&beat)).await;
@@ -303,13 +315,18 @@ impl Lead {
         let above = self.region.as_ref().map(Region::list);
         let left_behind = self.inherited.as_ref().map(|(list, _)| list);
         let above = above.as_ref().and_then(|list| list.as_deref().or(left_behind));
-        FleetList {
+        let caps = &member.fleet.caps;
+        let mut list = FleetList {
             issuer: member.id,
             edition: Edition { incarnation: self.incarnation, version: self.version },
             ttl: member.fleet.ttl.max(6 * self.interval),
             sent_ms: wall,
-            ..blend(own, denied, above, member.fleet.caps.entries_max)
-        }
+            ..blend(own, denied, above, caps.entries_max)
+        };
+        self.aggregator.say_ends(now, &mut list);
+        let unlisted = list.leave_out_longer(caps.key_bytes_max);
+        member.shown.counters.keys_unlisted.store(unlisted as u64, Ordering::Relaxed);
+        list
     }
 
     fn hears_all(&self) -> bool {

@@ -5,7 +5,7 @@ use super::region::Region;
 use super::{Fleet, Shown};
 use crate::engine::control::aggregate::From;
 use crate::engine::control::fleet::{Edition, FleetList, Heartbeat};
-use crate::engine::control::follow::Beat;
+use crate::engine::control::follow::{Beat, Refusal};
 use crate::engine::control::merge::Report;
 use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Result};
@@ -170,8 +170,6 @@ impl Member {
             }
             self.turn().await;
         }
-        self.obey(None);
-        self.local.release();
     }
 
     /// The next delivery, or `None` after a turn's time.
@@ -201,9 +199,7 @@ impl Member {
             let sub = self.call(transport.subscribe(channel)).await.ok();
             self.push.set(sub);
         }
-        if self.shown.follower.lock().handle_timeout(now) {
-            self.obey(None);
-        }
+        self.expire();
         if self.report_due <= now {
             self.report(now).await;
         }
@@ -319,8 +315,7 @@ impl Member {
     /// The aggregator lives; what it holds and this process does not is fetched.
     async fn heartbeat(&mut self, beat: &Heartbeat) {
         let wall = self.clock.wall_ms();
-        let told = self.shown.follower.lock().handle_heartbeat(self.clock.now(), wall, beat);
-        let Ok(told) = told else { return };
+        let Ok(told) = self.follow(beat) else { return };
         let now = self.clock.now();
         let (least, most) = (self.fleet.interval, Duration::from_secs(60));
         (self.heard, self.interval) = (now, beat.interval.clamp(least, most));
@@ -346,17 +341,45 @@ impl Member {
     pub(super) fn take_up(&mut self, list: FleetList) -> bool {
         let mut follower = self.shown.follower.lock();
         let taken = follower.handle_list(self.clock.now(), self.clock.wall_ms(), list);
-        let now = follower.list().cloned();
+        let (now, until) = (follower.list().cloned(), follower.poll_timeout());
         drop(follower);
         if taken == Ok(true) {
-            self.obey(now);
+            self.obey(now, until);
+        } else if let Some(until) = until {
+            self.local.keep(until);
         }
         taken.is_ok()
     }
 
-    fn obey(&self, list: Option<Arc<FleetList>>) {
+    /// What a heartbeat means for the list in force.
+    pub(super) fn follow(&self, beat: &Heartbeat) -> std::result::Result<Beat, Refusal> {
+        self.expire();
+        let mut follower = self.shown.follower.lock();
+        let told = follower.handle_heartbeat(self.clock.now(), self.clock.wall_ms(), beat)?;
+        let until = follower.poll_timeout();
+        drop(follower);
+        if let Some(until) = until {
+            self.local.keep(until);
+        }
+        Ok(told)
+    }
+
+    pub(super) fn in_force(&self) -> Option<Edition> {
+        self.shown.follower.lock().list().map(|list| list.edition)
+    }
+
+    /// Lets go of a list that has run out.
+    fn expire(&self) {
+        let over = self.shown.follower.lock().handle_timeout(self.clock.now());
+        if over {
+            self.obey(None, None);
+        }
+    }
+
+    fn obey(&self, list: Option<Arc<FleetList>>, until: Option<Tick>) {
         // Whoever obeys may run anything on the way: wakers, drops of a user's types.
-        let _ = catch_unwind(AssertUnwindSafe(|| self.local.apply(list.as_ref())));
+        let in_force = list.as_ref().zip(until);
+        let _ = catch_unwind(AssertUnwindSafe(|| self.local.apply(in_force)));
         self.shown.list.send_replace(list);
     }
 
@@ -482,6 +505,14 @@ impl Member {
             reports_stored: false,
             channels: 1,
         }
+    }
+}
+
+/// However it ends, also with the runtime that it runs on: nothing of the fleet's is in force.
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.obey(None, None);
+        let _ = catch_unwind(AssertUnwindSafe(|| self.local.release()));
     }
 }
 

@@ -87,7 +87,7 @@ use crate::key::Key;
 use crate::runtime::{self, Clock, Runtime};
 use crate::store::Store;
 use bytes::Bytes;
-use member::Member;
+use member::{Member, read_beat};
 use metered::Metered;
 use parking_lot::Mutex;
 use region::Above;
@@ -211,6 +211,10 @@ impl Fleet {
     /// region has found, on the region's own list. So every process meets its own region's store
     /// only. `name` tells the regions apart.
     ///
+    /// Each fleet of such a chain has a prefix of its own, also where their stores are apart. Fleets
+    /// that are within each other in a circle cannot be told from others here: what one of them
+    /// finds would stay on all lists for good.
+    ///
     /// The two thresholds are apart. Among three regions and more, one alone counts for half of
     /// the threshold above, so that of a region is best no higher than that.
     ///
@@ -235,6 +239,11 @@ impl Fleet {
 
     pub(super) fn check(&self) -> Result<()> {
         self.above.as_ref().map_or(Ok(()), |above| above.fleet.check())?;
+        // Its leader would contend with itself for one lease.
+        let above = || std::iter::successors(self.above.as_deref(), |a| a.fleet.above.as_deref());
+        if above().any(|above| above.fleet.prefix == self.prefix) {
+            return Err(Error::config("a fleet within another needs a prefix of its own"));
+        }
         let wrong = if !self.promote_at.is_finite() || self.promote_at <= 0.0 {
             "Fleet::promote_at must be above zero"
         } else if self.ttl < Duration::from_secs(3) || self.ttl > self.caps.ttl_max {
@@ -316,6 +325,12 @@ impl Numbers for Told {
     fn numbers(&self) -> FeedStats {
         self.1.upgrade().map(|local| self.0.stats(&*local)).unwrap_or_default()
     }
+
+    fn lapse(&self) {
+        if let Some(local) = self.1.upgrade() {
+            local.lapse();
+        }
+    }
 }
 
 impl Membership {
@@ -337,26 +352,35 @@ impl Membership {
     /// back.
     ///
     /// # Cost
-    /// Store operations: a read, a compare-and-set and a publish; up to eight of each where others
+    /// Store operations: two reads, a compare-and-set and a publish; up to eight of each where others
     /// give orders at the same time.
     ///
     /// # Cancel safety
     /// Dropped before its end, the order may have been given or not.
     ///
     /// # Errors
-    /// [`Limit`](crate::ErrorKind::Limit) for a key that is too long, too many parts, or more than
-    /// 1,024 orders; those of the transport.
+    /// [`Limit`](crate::ErrorKind::Limit) for a key that is longer than the fleet's
+    /// [`Caps`](super::Caps), too many parts, or more than 1,024 orders;
+    /// [`Config`](crate::ErrorKind::Config) when this host's clock and the aggregator's differ by
+    /// more than [`Caps::skew`](super::Caps::skew), since orders end by the clock; those of the
+    /// transport.
     pub async fn order(&self, key: impl AsRef<[u8]>, order: Order) -> Result<bool> {
         let key = Key::copy(key.as_ref());
-        order.check(&key).map_err(|text| Error::not_applied(ErrorKind::Limit, text))?;
+        let caps = &self.fleet.caps;
+        order.check(&key, caps).map_err(|text| Error::not_applied(ErrorKind::Limit, text))?;
         let (slot, transport) = (self.fleet.name("orders"), &self.fleet.transport);
         for _ in 0..8 {
-            let got = transport.get_many(vec![slot.clone()]).await.pop().unwrap_or(Ok(None))?;
-            let mut words = Words::read(got.as_deref())?;
-            let was = words.follow(self.local.clock().wall_ms(), &key, &order)?;
+            let slots = vec![slot.clone(), self.fleet.name("lease")];
+            let mut got = transport.get_many(slots).await.into_iter();
+            let orders = got.next().unwrap_or(Ok(None))?;
+            let lease = got.next().unwrap_or(Ok(None))?;
+            let wall = self.local.clock().wall_ms();
+            agree(wall, lease.as_deref(), caps.skew)?;
+            let mut words = Words::read(orders.as_deref())?;
+            let was = words.follow(wall, caps.skew, &key, &order)?;
             words.version += 1;
             let next = Bytes::from(words.write());
-            if transport.compare_and_set(slot.clone(), got, next, STORED_FOR).await? {
+            if transport.compare_and_set(slot.clone(), orders, next, STORED_FOR).await? {
                 let line = wire::line(&Message::Ordered(words.version)).into();
                 // Only a hint: the aggregator looks by itself too.
                 let _ = transport.publish(self.fleet.name("reports.0"), line).await;
@@ -365,6 +389,20 @@ impl Membership {
         }
         Err(Error::not_applied(ErrorKind::Store, "too many give orders at once"))
     }
+}
+
+/// An order is not given by a clock that is far from the aggregator's: it would end at another
+/// time than was meant, and end others'.
+fn agree(wall_ms: u64, lease: Option<&[u8]>, skew: Duration) -> Result<()> {
+    let Some(beat) = lease.and_then(read_beat) else { return Ok(()) };
+    let apart = Duration::from_millis(wall_ms.abs_diff(beat.sent_ms));
+    if apart <= skew {
+        return Ok(());
+    }
+    let side = if wall_ms > beat.sent_ms { "ahead of" } else { "behind" };
+    let secs = apart.as_secs();
+    let text = format!("this host's clock is {secs} s {side} the fleet's aggregator's");
+    Err(Error::not_applied(ErrorKind::Config, text))
 }
 
 impl Drop for Membership {
@@ -420,13 +458,16 @@ fn start(
 
 /// A host's serving process as the relay of its siblings.
 pub(super) fn relay(group: &Arc<Group>, local: &Arc<dyn Local>, fleet: Fleet) -> Membership {
-    let relay = Arc::new(Relay { group: group.clone(), local: local.clone() });
+    let (report, obey) = (fleet.report, fleet.obey);
+    let relay = Arc::new(Relay { group: group.clone(), local: local.clone(), report, obey });
     start(fleet, relay, runtime::ambient(), runtime::wall_seed(), None)
 }
 
 struct Relay {
     group: Arc<Group>,
     local: Arc<dyn Local>,
+    report: bool,
+    obey: bool,
 }
 
 impl Local for Relay {
@@ -436,11 +477,13 @@ impl Local for Relay {
 
     fn take_report(&self, _: Tick, floor_per_sec: f64) -> Option<Report> {
         let most = crate::engine::control::reporter::ENTRIES_MAX;
-        Some(self.group.host_report(most, floor_per_sec))
+        self.report.then(|| self.group.host_report(most, floor_per_sec))
     }
 
-    fn apply(&self, list: Option<&Arc<FleetList>>) {
-        self.group.upstream(list.cloned());
+    fn apply(&self, list: Option<(&Arc<FleetList>, Tick)>) {
+        if self.obey {
+            self.group.upstream(list.map(|(list, _)| list.clone()));
+        }
     }
 
     fn explain(&self, key: &[u8]) -> Option<String> {
@@ -457,5 +500,40 @@ impl Local for Relay {
 
     fn release(&self) {
         self.group.upstream(None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::control::fleet::{Edition, Heartbeat};
+
+    #[test]
+    fn an_order_is_refused_where_the_clock_is_far_from_the_aggregators() {
+        let (now, skew) = (1_796_061_600_000_u64, Duration::from_secs(60));
+        let every = Duration::from_secs(1);
+        let beat = Heartbeat {
+            issuer: 1,
+            edition: Edition { incarnation: now, version: 1 },
+            ttl: every,
+            sent_ms: now,
+            canary_ms: now,
+            interval: every,
+            report_every: every,
+            quiet_every: every,
+            floor_per_sec: 0.0,
+            reports_stored: false,
+            channels: 1,
+        };
+        let lease = wire::line(&Message::Lease(wire::Lease::of(&beat)));
+        let half_an_hour = 30 * 60_000;
+        for wall in [now - 60_000, now, now + 60_000] {
+            assert!(agree(wall, Some(&lease), skew).is_ok());
+        }
+        let told = agree(now + half_an_hour, Some(&lease), skew).unwrap_err();
+        assert!(told.to_string().contains("1800 s ahead of the fleet's"), "{told}");
+        assert_eq!(told.kind(), ErrorKind::Config);
+        assert!(agree(now - half_an_hour, Some(&lease), skew).is_err());
+        assert!(agree(now + half_an_hour, None, skew).is_ok(), "nobody leads yet");
     }
 }

@@ -30,6 +30,8 @@ pub(super) struct Region {
 struct Between {
     clock: Clock,
     state: Mutex<State>,
+    report: bool,
+    obey: bool,
 }
 
 #[derive(Default)]
@@ -37,7 +39,17 @@ struct State {
     report: Option<Report>,
     floor_per_sec: Option<f64>,
     list: Option<Arc<FleetList>>,
+    /// Until when that is in force, whether or not somebody lets it go.
+    until: Tick,
     changed: bool,
+}
+
+impl State {
+    fn expire(&mut self, now: Tick) {
+        if self.until <= now && self.list.take().is_some() {
+            self.changed = true;
+        }
+    }
 }
 
 impl Region {
@@ -48,7 +60,8 @@ impl Region {
         id: u64,
     ) -> Region {
         let (clock, state) = (clock.clone(), Mutex::default());
-        let between = Arc::new(Between { clock, state });
+        let (report, obey) = (above.fleet.report, above.fleet.obey);
+        let between = Arc::new(Between { clock, state, report, obey });
         let reporter = Some(above.reporter);
         // The region's own id begins with other bits, and may be the same there.
         let roll = id << 11;
@@ -72,12 +85,16 @@ impl Region {
 
     /// Whether there is another list than when this was last asked.
     pub(super) fn take_change(&self) -> bool {
-        std::mem::take(&mut self.between.state.lock().changed)
+        let mut state = self.between.state.lock();
+        state.expire(self.between.clock.now());
+        std::mem::take(&mut state.changed)
     }
 
     /// The list from above.
     pub(super) fn list(&self) -> Option<Arc<FleetList>> {
-        self.between.state.lock().list.clone()
+        let mut state = self.between.state.lock();
+        state.expire(self.between.clock.now());
+        state.list.clone()
     }
 }
 
@@ -87,6 +104,9 @@ impl Local for Between {
     }
 
     fn take_report(&self, _: Tick, floor_per_sec: f64) -> Option<Report> {
+        if !self.report {
+            return None;
+        }
         let mut state = self.state.lock();
         state.floor_per_sec = Some(floor_per_sec);
         // Asked again before there is a new one, it is the last one: silence would say that nothing
@@ -94,9 +114,18 @@ impl Local for Between {
         state.report.clone()
     }
 
-    fn apply(&self, list: Option<&Arc<FleetList>>) {
+    fn apply(&self, list: Option<(&Arc<FleetList>, Tick)>) {
+        if !self.obey {
+            return;
+        }
         let mut state = self.state.lock();
-        (state.list, state.changed) = (list.cloned(), true);
+        state.until = list.map_or(Tick::ZERO, |(_, until)| until);
+        (state.list, state.changed) = (list.map(|(list, _)| list.clone()), true);
+    }
+
+    fn keep(&self, until: Tick) {
+        let mut state = self.state.lock();
+        state.until = state.until.max(until);
     }
 
     fn explain(&self, _: &[u8]) -> Option<String> {

@@ -8,7 +8,7 @@ use crate::engine::control::orders::Orders;
 use crate::engine::time::Tick;
 use crate::error::{Error, ErrorKind, Result};
 use crate::feed::order::{Order, Stored};
-use crate::feed::wire::WireKey;
+use crate::feed::wire::{WireKey, ms};
 use crate::key::Key;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -58,9 +58,17 @@ impl Words {
     ///
     /// # Errors
     /// [`Limit`](ErrorKind::Limit) when there is no room.
-    pub(super) fn follow(&mut self, wall_ms: u64, key: &Key, order: &Order) -> Result<bool> {
+    pub(super) fn follow(
+        &mut self,
+        wall_ms: u64,
+        skew: Duration,
+        key: &Key,
+        order: &Order,
+    ) -> Result<bool> {
+        // Others' orders ended by their clocks.
+        let over = wall_ms.saturating_sub(ms(skew));
         for of in [&mut self.treat, &mut self.deny] {
-            of.retain(|(_, stored)| stored.until_ms > wall_ms);
+            of.retain(|(_, stored)| stored.until_ms > over);
         }
         let of = if order.is_about_denial() { &mut self.deny } else { &mut self.treat };
         let before = of.len();
@@ -103,13 +111,26 @@ mod tests {
     use super::*;
     use crate::engine::control::treat::Treatment;
 
+    const SKEW: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn an_order_is_not_swept_away_by_a_clock_that_is_a_little_ahead() {
+        let (wall, mut words) = (1_796_061_600_000, Words::default());
+        let short = Order::pin().lasts(Duration::from_secs(30));
+        words.follow(wall, SKEW, &"a".into(), &short).unwrap();
+        words.follow(wall + 80_000, SKEW, &"b".into(), &Order::pin()).unwrap();
+        assert!(words.orders(Tick(1 << 50), wall).get(&"a".into()).is_some());
+        words.follow(wall + 95_000, SKEW, &"c".into(), &Order::pin()).unwrap();
+        assert!(words.orders(Tick(1 << 50), wall).get(&"a".into()).is_none());
+    }
+
     #[test]
     fn an_order_reads_back_until_it_ends_and_what_is_unreadable_is_an_error() {
         let (now, wall, key) = (Tick(1 << 50), 1_796_061_600_000, Key::from("a"));
         let mut words = Words::default();
         let salt = Order::set(Treatment::Salt { slots: 8 }).lasts(Duration::from_secs(9));
-        assert!(words.follow(wall, &key, &salt).unwrap());
-        assert!(words.follow(wall, &"x".into(), &Order::deny()).unwrap());
+        assert!(words.follow(wall, SKEW, &key, &salt).unwrap());
+        assert!(words.follow(wall, SKEW, &"x".into(), &Order::deny()).unwrap());
         let words = Words::read(Some(&words.write())).unwrap();
         let orders = words.orders(now, wall + 1_000);
         let treat = orders.get(&key).unwrap();
@@ -134,12 +155,12 @@ mod tests {
     fn no_more_orders_are_kept_than_there_is_room_for() {
         let mut words = Words::default();
         for i in 0..ORDERS_MAX {
-            words.follow(1, &format!("k{i}").into(), &Order::pin()).unwrap();
+            words.follow(1, SKEW, &format!("k{i}").into(), &Order::pin()).unwrap();
         }
-        assert!(words.follow(1, &"one more".into(), &Order::pin()).is_err());
-        assert!(words.follow(1, &"k1".into(), &Order::unpin()).unwrap());
-        assert!(!words.follow(1, &"k1".into(), &Order::unpin()).unwrap());
-        assert!(words.follow(1, &"one more".into(), &Order::pin()).unwrap());
+        assert!(words.follow(1, SKEW, &"one more".into(), &Order::pin()).is_err());
+        assert!(words.follow(1, SKEW, &"k1".into(), &Order::unpin()).unwrap());
+        assert!(!words.follow(1, SKEW, &"k1".into(), &Order::unpin()).unwrap());
+        assert!(words.follow(1, SKEW, &"one more".into(), &Order::pin()).unwrap());
         assert!(words.write().len() < BYTES_MAX);
     }
 }

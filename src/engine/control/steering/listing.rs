@@ -7,7 +7,7 @@
 //! - **Source**: none; bookkeeping.
 
 use super::super::super::time::Tick;
-use super::super::hotlist::{HotKey, HotList};
+use super::super::hotlist::{HotKey, HotList, Rule};
 use super::super::operator::Named;
 use super::super::treat::{Rates, Treatment};
 use super::{Found, Steering, id};
@@ -66,9 +66,14 @@ impl Steering {
 
     fn entry_of_found(&self, now: Tick, hash: u64, f: &Found, treated: bool) -> HotKey {
         let pinned = self.operator.pinned(&f.key);
-        let fed = self.fed.as_ref().is_some_and(|fed| fed.near(&f.key));
-        let near = f.near || pinned.is_some() || fed;
-        let treatment = if near { Some(Treatment::Near) } else { None };
+        let fed = self.fed.as_ref().and_then(|fed| fed.get(&f.key));
+        let ordered = fed.filter(|fed| fed.rule == Rule::Pinned && !treated);
+        let near = f.near || fed.is_some_and(|fed| fed.treatment == Some(Treatment::Near));
+        let treatment = match ordered {
+            _ if pinned.is_some() => Some(Treatment::Near),
+            Some(fed) => fed.treatment,
+            None => near.then_some(Treatment::Near),
+        };
         HotKey {
             key: f.key.clone(),
             rule: self.rule(&f.key, hash),
