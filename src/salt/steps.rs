@@ -427,7 +427,6 @@ fn delete(shared: &Arc<Shared>, names: Vec<Key>) -> BoxFuture<'static, Result<Ve
 }
 
 #[cfg(all(test, feature = "testing"))]
-#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
     use crate::store::MemoryStore;

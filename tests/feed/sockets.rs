@@ -316,7 +316,7 @@ fn a_relay_leaves_out_what_its_host_refuses_and_a_watching_one_passes_nothing_on
     let mut operator = feed::Operator::connect(&short.0.0).unwrap();
     assert!(operator.order_host(&long, feed::Order::pin()).is_err(), "its own caps hold");
     let seen = || watches.2.fleet_stats().is_some_and(|s| s.edition == member.stats().edition);
-    until(LONG, "the watching relay has the fleet's list", || seen());
+    until(LONG, "the watching relay has the fleet's list", seen);
     until(LONG, "the leader and the first host report", || member.stats().reporters == 2);
     // Longer than an idle relay is silent.
     std::thread::sleep(Duration::from_secs(3));

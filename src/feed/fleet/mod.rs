@@ -360,7 +360,7 @@ impl Membership {
     ///
     /// # Errors
     /// [`Limit`](crate::ErrorKind::Limit) for a key that is longer than the fleet's
-    /// [`Caps`](super::Caps), too many parts, or more than 1,024 orders;
+    /// [`Caps`], too many parts, or more than 1,024 orders;
     /// [`Config`](crate::ErrorKind::Config) when this host's clock and the aggregator's differ by
     /// more than [`Caps::skew`](super::Caps::skew), since orders end by the clock; those of the
     /// transport.
