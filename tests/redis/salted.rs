@@ -329,8 +329,11 @@ fn a_failover_loses_no_more_of_a_salted_counter_than_the_servers_lost_and_it_is_
         }
         pinned.kill().unwrap();
         pinned.wait().unwrap();
-        // The replica falls behind, and the master goes on acknowledging.
+        // The replica falls behind, and the master goes on acknowledging. It does not take over
+        // before it was asked what it has: what came after that would hide what was lost.
         let mut control = master.control();
+        let mut behind = replica.control();
+        let _: () = behind.ask("CONFIG SET cluster-replica-no-failover yes");
         replica.pause();
         let _: i64 = control.ask("CLIENT KILL TYPE replica");
         read_for(250).await;
@@ -338,6 +341,7 @@ fn a_failover_loses_no_more_of_a_salted_counter_than_the_servers_lost_and_it_is_
         replica.resume();
         coordinator = start("coordinator", &urls);
         let lost = lost_between(master, replica);
+        let _: () = behind.ask("CONFIG SET cluster-replica-no-failover no");
         let limit = Instant::now() + Duration::from_secs(15);
         while store.stats().failovers == 0 && Instant::now() < limit {
             read_for(100).await;
